@@ -1,0 +1,1 @@
+"""DSec: the daemons, backends and environments behind `libdsec`."""

@@ -1,0 +1,1 @@
+"""Backends: what a sandbox is made by."""

@@ -1,0 +1,1 @@
+"""libdsec: the SDK of DSec."""
