@@ -48,7 +48,7 @@ class SandboxSpec(msgspec.Struct, kw_only=True, frozen=True):
     layers: list[str]
     """Layer refs `name@digest`, from the bottom."""
     range_index: int
-    """Which uid range (dsec.resources.uid_ranges) is the sandbox's."""
+    """Which uid range (dsec.resources.uid_ranges) is the sandbox's, as `Backend.lease_range` gave it; -1 where the backend needs none."""
     env: dict[str, str] = {}
     """Merged: layers from the bottom, then args.env."""
     workdir: str = "/"
@@ -222,6 +222,13 @@ class Backend(Protocol):
 
     def capabilities(self) -> Capabilities: ...
     def validate(self, args: ContainerRunArgs) -> None: ...
+    def lease_range(self, sandbox_id: str) -> int:
+        """A uid range that no live sandbox of this host has, -1 where none is needed; edge puts it in the spec before the journal has it.
+
+        Overloaded when all are taken. It is free again after `destroy` or a `create` that failed; `adopt` takes it anew.
+        """
+        ...
+
     async def create(self, spec: SandboxSpec) -> Channel:
         """Ready to run commands on return. On any failure everything made is undone and a typed error raised."""
         ...
