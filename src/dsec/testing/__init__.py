@@ -1,0 +1,3 @@
+"""What ships for testing: `leaks`, what kernel objects an instance holds."""
+
+from __future__ import annotations
