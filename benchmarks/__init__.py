@@ -1,0 +1,1 @@
+"""Benchmarks: each module is a script that prints one JSON object and measures its peers in the same run."""

@@ -1,0 +1,188 @@
+"""What the host is, and what it holds: memory, processes, mounts, cgroups and namespaces that are ours."""
+
+from __future__ import annotations
+
+import contextlib
+import datetime
+import hashlib
+import os
+import platform
+import shlex
+import subprocess
+import sys
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+__all__ = [
+    "cgroups_of",
+    "descendants",
+    "describe_run",
+    "descriptor_count",
+    "kernel_memory_bytes",
+    "meminfo",
+    "mounts_below",
+    "network_namespaces",
+    "peak_rss_bytes",
+    "process_name",
+    "processes_naming",
+    "pss_bytes",
+    "remove_cgroups",
+    "unmount_below",
+]
+
+MIB = 1 << 20
+
+
+def describe_run(benchmark: str) -> dict[str, Any]:
+    """The head of every benchmark's JSON: where, when, on what and with which command the numbers were made."""
+    return {
+        "benchmark": benchmark,
+        "command": shlex.join(["python", "-m", f"benchmarks.{benchmark}", *sys.argv[1:]]),
+        "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+        "host": {
+            "name": platform.node(),
+            "cpu": _cpu_model(),
+            "memory_mb": meminfo()["MemTotal"] // MIB,
+            "python": platform.python_version(),
+        },
+        "kernel": platform.release(),
+        "cpus": len(os.sched_getaffinity(0)),
+        "load_before": round(os.getloadavg()[0], 2),
+    }
+
+
+def _cpu_model() -> str:
+    for line in Path("/proc/cpuinfo").read_text().splitlines():
+        if line.startswith("model name"):
+            return line.partition(":")[2].strip()
+    return platform.machine()
+
+
+def meminfo() -> dict[str, int]:
+    """/proc/meminfo in bytes."""
+    values: dict[str, int] = {}
+    for line in Path("/proc/meminfo").read_text().splitlines():
+        name, _, rest = line.partition(":")
+        number, _, unit = rest.strip().partition(" ")
+        values[name] = int(number) * (1024 if unit == "kB" else 1)
+    return values
+
+
+def kernel_memory_bytes() -> int:
+    """What the kernel keeps for itself: slabs of both kinds, stacks, page tables, per-cpu data."""
+    values = meminfo()
+    return sum(values.get(name, 0) for name in ("Slab", "KernelStack", "PageTables", "SecPageTables", "Percpu"))
+
+
+def _status(pid: int, name: str) -> int:
+    with contextlib.suppress(OSError):
+        for line in Path(f"/proc/{pid}/status").read_text().splitlines():
+            if line.startswith(name + ":"):
+                return int(line.split()[1]) * 1024
+    return 0
+
+
+def peak_rss_bytes(pid: int) -> int:
+    """VmHWM: the most that was ever resident; 0 if the process is gone."""
+    return _status(pid, "VmHWM")
+
+
+def pss_bytes(pid: int) -> int:
+    """Proportional set size; 0 if the process is gone."""
+    with contextlib.suppress(OSError):
+        for line in Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines():
+            if line.startswith("Pss:"):
+                return int(line.split()[1]) * 1024
+    return 0
+
+
+def process_name(pid: int) -> str:
+    """`comm`; empty if the process is gone."""
+    with contextlib.suppress(OSError):
+        return Path(f"/proc/{pid}/comm").read_text().strip()
+    return ""
+
+
+def _all_pids() -> list[int]:
+    return [int(entry) for entry in os.listdir("/proc") if entry.isdigit()]
+
+
+def descendants(roots: Iterable[int]) -> set[int]:
+    """`roots` that live and everything below them by parent pid."""
+    children: dict[int, list[int]] = {}
+    for pid in _all_pids():
+        with contextlib.suppress(OSError, ValueError, IndexError):
+            parent = int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+            children.setdefault(parent, []).append(pid)
+    found: set[int] = set()
+    waiting = [pid for pid in roots if Path(f"/proc/{pid}").exists()]
+    while waiting:
+        pid = waiting.pop()
+        if pid not in found:
+            found.add(pid)
+            waiting += children.get(pid, [])
+    return found
+
+
+def processes_naming(text: str) -> set[int]:
+    """Processes whose command line or environment holds `text`: a private run folder marks all that belongs to it."""
+    needle = text.encode()
+    found: set[int] = set()
+    for pid in _all_pids():
+        if pid == os.getpid():
+            continue
+        with contextlib.suppress(OSError):
+            if needle in Path(f"/proc/{pid}/cmdline").read_bytes() or needle in Path(f"/proc/{pid}/environ").read_bytes():
+                found.add(pid)
+    return found
+
+
+def descriptor_count(pid: int) -> int:
+    """Open file descriptors; 0 if the process is gone."""
+    with contextlib.suppress(OSError):
+        return len(os.listdir(f"/proc/{pid}/fd"))
+    return 0
+
+
+def mounts_below(*folders: Path) -> int:
+    """Mounts in our own mount namespace at or below any of the folders."""
+    prefixes = tuple(str(folder.resolve()) for folder in folders)
+    count = 0
+    for line in Path("/proc/self/mountinfo").read_text().splitlines():
+        point = line.split()[4]
+        count += any(point == prefix or point.startswith(prefix + "/") for prefix in prefixes)
+    return count
+
+
+def network_namespaces() -> int:
+    """Distinct network namespaces that some process is in."""
+    found: set[str] = set()
+    for pid in _all_pids():
+        with contextlib.suppress(OSError):
+            found.add(os.readlink(f"/proc/{pid}/ns/net"))
+    return len(found)
+
+
+def cgroups_of(run: Path) -> int:
+    """Cgroup folders, in every hierarchy, of the daemon whose run folder this is."""
+    name = "dsec-" + hashlib.sha256(str(run.resolve()).encode()).hexdigest()[:8]
+    count = 0
+    for top in Path("/sys/fs/cgroup").rglob(name):
+        count += sum(1 for _ in os.walk(top))
+    return count
+
+
+def unmount_below(folder: Path) -> None:
+    """Let go of every mount below `folder`, the innermost first."""
+    points = [line.split()[4] for line in Path("/proc/self/mountinfo").read_text().splitlines()]
+    for point in sorted((p for p in points if p.startswith(f"{folder}/")), reverse=True):
+        subprocess.run(["umount", "-l", point], check=False, stderr=subprocess.DEVNULL)
+
+
+def remove_cgroups(name: str) -> None:
+    """Remove the cgroup `/name` and all below it from every hierarchy, as far as they are empty."""
+    for folder in (*Path("/sys/fs/cgroup").glob(name.lstrip("/")), *Path("/sys/fs/cgroup").glob(f"*{name}")):
+        for below, _, _ in os.walk(folder, topdown=False):
+            with contextlib.suppress(OSError):
+                os.rmdir(below)
