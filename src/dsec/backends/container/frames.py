@@ -1,7 +1,7 @@
 """Codec of the channel's frames (docs/channel.md). Pure: bytes in, frames out, no I/O.
 
-A frame is the tuple (kind, stream, payload, offset); `offset` is the absolute position of a DATA frame and 0 for all others. Everything that
-a peer sends is checked here, so that what leaves this module is well-formed; what is not raises `MalformedFrame`.
+A frame is the tuple (kind, stream, payload, offset); `offset` is the absolute position of a DATA frame and 0 for all others. What a
+peer sends is checked here, so that all that leaves this module is well-formed; what is not raises `MalformedFrame`.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from dsec.backends.container import wire
 from libdsec.errors import DSecError
 
 __all__ = [
+    "FieldValue",
     "Fields",
     "Frame",
     "FrameDecoder",

@@ -1,0 +1,1 @@
+"""How a sandbox reaches the network, where it may."""

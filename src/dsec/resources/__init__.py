@@ -1,0 +1,1 @@
+"""What a sandbox may use and does use: cgroups and uid ranges."""
