@@ -1,0 +1,82 @@
+"""What the writer commits in one transaction: rows gathered by the event loop, the later version of a row in place of the earlier."""
+
+from __future__ import annotations
+
+import asyncio
+import sqlite3
+from collections.abc import Callable
+
+from dsec.trajectory import rows
+from dsec.trajectory.rows import KeyRow, OpRow, SandboxRow, SessionRow
+
+__all__ = ["Batch"]
+
+
+class Batch:
+    """Rows of one transaction. Filled by the event loop, then given to the writer thread, never touched by both at once."""
+
+    __slots__ = (
+        "committed",
+        "deleted_keys",
+        "deleted_ops",
+        "deleted_sandboxes",
+        "keys",
+        "new_sandboxes",
+        "ops",
+        "payload_bytes",
+        "sessions",
+        "statuses",
+        "waiters",
+    )
+
+    def __init__(self) -> None:
+        self.new_sandboxes: list[SandboxRow] = []
+        self.deleted_sandboxes: list[str] = []
+        self.statuses: dict[str, tuple[str, int, float | None, bytes]] = {}
+        self.ops: dict[tuple[str, str], OpRow] = {}
+        self.deleted_ops: set[tuple[str, str]] = set()
+        self.sessions: dict[str, SessionRow] = {}
+        self.keys: dict[str, KeyRow] = {}
+        self.deleted_keys: set[str] = set()
+        self.committed: list[Callable[[], None]] = []
+        """Called in the event loop after the commit."""
+        self.waiters: asyncio.Future[None] | None = None
+        self.payload_bytes = 0
+
+    def write(self, db: sqlite3.Connection) -> None:
+        """One transaction; on an error it is rolled back and the error raised."""
+        db.execute("BEGIN IMMEDIATE")
+        try:
+            if self.deleted_ops:
+                db.executemany(rows.DELETE_OP, list(self.deleted_ops))
+            if self.new_sandboxes:
+                db.executemany(rows.PUT_SANDBOX, self.new_sandboxes)
+            if self.statuses:
+                db.executemany(rows.SET_STATUS, [(*status, sandbox_id) for sandbox_id, status in self.statuses.items()])
+            if self.deleted_sandboxes:
+                db.executemany(rows.DELETE_SANDBOX, [(sandbox_id,) for sandbox_id in self.deleted_sandboxes])
+            if self.ops:
+                db.executemany(rows.PUT_OP, list(self.ops.values()))
+            if self.sessions:
+                db.executemany(rows.PUT_SESSION, list(self.sessions.values()))
+            if self.deleted_keys:
+                db.executemany(rows.DELETE_KEY, [(key,) for key in self.deleted_keys])
+            if self.keys:
+                db.executemany(rows.PUT_KEY, list(self.keys.values()))
+            db.execute("COMMIT")
+        except BaseException:
+            if db.in_transaction:
+                db.execute("ROLLBACK")
+            raise
+
+    def put_back_under(self, newer: Batch) -> None:
+        """Give what could not be written to `newer`, whose versions win. New sandboxes and keys stay out: their creators were told."""
+        newer.statuses = {**self.statuses, **newer.statuses}
+        kept = {key: row for key, row in self.ops.items() if key not in newer.deleted_ops}
+        newer.ops = {**kept, **newer.ops}
+        newer.deleted_ops |= self.deleted_ops
+        newer.sessions = {**self.sessions, **newer.sessions}
+        newer.deleted_keys |= self.deleted_keys - newer.keys.keys()
+        newer.deleted_sandboxes = [*self.deleted_sandboxes, *newer.deleted_sandboxes]
+        newer.committed = [*self.committed, *newer.committed]
+        newer.payload_bytes += self.payload_bytes

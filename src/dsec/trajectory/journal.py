@@ -1,0 +1,283 @@
+"""The journal: SQLite in WAL mode, one writer thread, group commits. It survives kill -9 at any point.
+
+What must be on record before the world changes (a sandbox about to be launched) is awaited by `flush`; what may lag (states, results,
+which aether still holds) is committed a few milliseconds later, and callbacks run after the commit. With synchronous=NORMAL a commit is a
+write to the page cache: it survives the death of the process, and a power cut takes the sandboxes anyway.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import queue
+import sqlite3
+import threading
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import TypeVar
+
+from dsec.trajectory import rows
+from dsec.trajectory.batch import Batch
+from dsec.trajectory.rows import KeyRow, OpRow, SandboxRow, SessionRow
+from libdsec.errors import Overloaded
+
+__all__ = ["Journal"]
+
+GROUP_SECONDS = 0.004
+RETRY_SECONDS = 1.0
+CHECKPOINT_PAGES = 4000
+PENDING_LIMIT_BYTES = 256 << 20
+
+T = TypeVar("T")
+Job = Callable[[sqlite3.Connection], None]
+
+
+def connect(path: Path, *, read_only: bool = False) -> sqlite3.Connection:
+    """A connection in the journal's settings, usable from any one thread at a time."""
+    db = sqlite3.connect(path, timeout=30, isolation_level=None, check_same_thread=False, cached_statements=64)
+    db.execute("PRAGMA busy_timeout=30000")
+    if read_only:
+        db.execute("PRAGMA query_only=ON")
+    else:
+        db.execute("PRAGMA journal_mode=WAL")
+        db.execute("PRAGMA synchronous=NORMAL")
+        db.execute(f"PRAGMA wal_autocheckpoint={CHECKPOINT_PAGES}")
+        db.execute("PRAGMA temp_store=MEMORY")
+    return db
+
+
+class Journal:
+    """Open it with `open`, in the event loop that uses it. All methods but `flush`, `run` and `aclose` return at once."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._batch = Batch()
+        self._inbox: queue.SimpleQueue[Batch | Job | None] = queue.SimpleQueue()
+        self._timer: asyncio.TimerHandle | None = None
+        self._soon = False
+        self._unwritten_bytes = 0
+        self._drained: asyncio.Event | None = None
+        self.failure: Exception | None = None
+        """Why the last commit failed; None after one that worked."""
+
+    async def open(self) -> None:
+        """Make or open the file and start the writer."""
+        self._loop = asyncio.get_running_loop()
+        self._writer, self._reader = await asyncio.to_thread(self._prepare)
+        self._thread = threading.Thread(target=self._run, name="dsec-journal", daemon=True)
+        self._thread.start()
+
+    def _prepare(self) -> tuple[sqlite3.Connection, sqlite3.Connection]:
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        self.path.touch(mode=0o600)
+        writer = connect(self.path)
+        writer.executescript(rows.SCHEMA)
+        writer.execute("INSERT OR IGNORE INTO meta VALUES ('schema', ?)", (str(rows.SCHEMA_VERSION),))
+        (found,) = writer.execute("SELECT value FROM meta WHERE name='schema'").fetchone()
+        if found != str(rows.SCHEMA_VERSION):
+            writer.close()
+            raise RuntimeError(f"{self.path} has journal schema {found}, this version of DSec reads {rows.SCHEMA_VERSION}")
+        return writer, connect(self.path, read_only=True)
+
+    async def aclose(self) -> None:
+        """Commit what is pending and close."""
+        await self.flush()
+        self._inbox.put(None)
+        await asyncio.to_thread(self._thread.join)
+        self._reader.close()
+        self._writer.close()
+
+    # -- writing
+
+    def add_sandboxes(self, new: Iterable[SandboxRow], key: KeyRow | None = None) -> None:
+        """Rows of sandboxes that are about to be made; await `flush` before they are."""
+        self._batch.new_sandboxes.extend(new)
+        if key is not None:
+            self._batch.keys[key.key] = key
+        self._schedule()
+
+    def set_status(self, sandbox_id: str, state: str, over: bool, ended_at: float | None, status: bytes) -> None:
+        """The sandbox's status as of now."""
+        self._batch.statuses[sandbox_id] = (state, int(over), ended_at, status)
+        self._schedule()
+
+    def forget_sandbox(self, sandbox_id: str) -> None:
+        """It never was: its launch was refused before anything was made."""
+        self._batch.deleted_sandboxes.append(sandbox_id)
+        self._schedule()
+
+    def put_op(self, row: OpRow, committed: Callable[[], None] | None = None) -> None:
+        """An operation begins or ends; `committed` is called in the loop once the row is safe."""
+        batch = self._batch
+        batch.ops[row.sandbox_id, row.op_id] = row
+        if row.stdout is not None:
+            size = len(row.stdout) + len(row.stderr or b"")
+            batch.payload_bytes += size
+            self._unwritten_bytes += size
+        if committed is not None:
+            batch.committed.append(committed)
+        self._schedule()
+
+    def forget_op(self, sandbox_id: str, op_id: str) -> None:
+        """It was refused before it ran: the id is free again."""
+        self._batch.ops.pop((sandbox_id, op_id), None)
+        self._batch.deleted_ops.add((sandbox_id, op_id))
+        self._schedule()
+
+    def put_session(self, row: SessionRow) -> None:
+        """A session opens or closes."""
+        self._batch.sessions[row.session_id] = row
+        self._schedule()
+
+    def put_key(self, row: KeyRow) -> None:
+        """What a create with this idempotency key came to."""
+        self._batch.keys[row.key] = row
+        self._schedule()
+
+    def forget_key(self, key: str) -> None:
+        """The create was undone: the key is free again."""
+        self._batch.keys.pop(key, None)
+        self._batch.deleted_keys.add(key)
+        self._schedule()
+
+    async def flush(self) -> None:
+        """Wait until all that was put so far is committed. Overloaded where the disk refuses it."""
+        batch = self._batch
+        if batch.waiters is None:
+            batch.waiters = self._loop.create_future()
+        if not self._soon:
+            # At the end of this turn of the loop: others that are ready to write join the same commit.
+            self._soon = True
+            self._loop.call_soon(self._hand_over)
+        await asyncio.shield(batch.waiters)
+
+    async def drain(self) -> None:
+        """Wait while more output is unwritten than memory should hold."""
+        while self._unwritten_bytes > PENDING_LIMIT_BYTES:
+            if self._drained is None:
+                self._drained = asyncio.Event()
+            await self._drained.wait()
+
+    def _schedule(self) -> None:
+        if self._timer is None and not self._soon:
+            self._timer = self._loop.call_later(GROUP_SECONDS, self._hand_over)
+
+    def _hand_over(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        self._soon = False
+        batch, self._batch = self._batch, Batch()
+        self._inbox.put(batch)
+
+    def _run(self) -> None:
+        while (item := self._inbox.get()) is not None:
+            if not isinstance(item, Batch):
+                item(self._writer)
+                continue
+            try:
+                item.write(self._writer)
+            except Exception as error:
+                self._report(self._failed, item, error)
+            else:
+                self._report(self._done, item)
+
+    def _report(self, callback: Callable[..., None], *args: object) -> None:
+        # The loop may be closed under us at an unclean exit; then nobody waits.
+        if not self._loop.is_closed():
+            self._loop.call_soon_threadsafe(callback, *args)
+
+    def _done(self, batch: Batch) -> None:
+        self.failure = None
+        self._unwritten_bytes -= batch.payload_bytes
+        if self._drained is not None and self._unwritten_bytes <= PENDING_LIMIT_BYTES:
+            self._drained.set()
+            self._drained = None
+        if batch.waiters is not None and not batch.waiters.done():
+            batch.waiters.set_result(None)
+        for callback in batch.committed:
+            callback()
+
+    def _failed(self, batch: Batch, error: Exception) -> None:
+        self.failure = error
+        if batch.waiters is not None and not batch.waiters.done():
+            batch.waiters.set_exception(Overloaded(f"the journal cannot be written: {error}", cause="journal"))
+            batch.waiters.exception()
+        batch.put_back_under(self._batch)
+        if self._timer is None and not self._soon:
+            self._timer = self._loop.call_later(RETRY_SECONDS, self._hand_over)
+
+    # -- reading; each takes some ten microseconds, the outputs apart
+
+    def sandboxes(self, *, living: bool) -> list[SandboxRow]:
+        """Those of which something may be left on the host; or the others, newest first, at most 1,000."""
+        if living:
+            return [SandboxRow(*row) for row in self._reader.execute("SELECT * FROM sandboxes WHERE over=0")]
+        found = self._reader.execute("SELECT * FROM sandboxes WHERE over=1 ORDER BY ended_at DESC LIMIT 1000")
+        return [SandboxRow(*row) for row in found]
+
+    def sandbox(self, sandbox_id: str) -> SandboxRow | None:
+        """One sandbox, or None."""
+        row = self._reader.execute("SELECT * FROM sandboxes WHERE sandbox_id=?", (sandbox_id,)).fetchone()
+        return None if row is None else SandboxRow(*row)
+
+    def op(self, sandbox_id: str, op_id: str) -> OpRow | None:
+        """One operation without its output, or None."""
+        row = self._reader.execute(f"SELECT {rows.OP_COLUMNS} FROM ops WHERE sandbox_id=? AND op_id=?", (sandbox_id, op_id)).fetchone()
+        return None if row is None else OpRow(*row)
+
+    def ops(self, sandbox_id: str, *, running_only: bool = False) -> list[OpRow]:
+        """The sandbox's operations in their order, without output."""
+        where = " AND state='running'" if running_only else ""
+        found = self._reader.execute(f"SELECT {rows.OP_COLUMNS} FROM ops WHERE sandbox_id=?{where} ORDER BY seq", (sandbox_id,))
+        return [OpRow(*row) for row in found]
+
+    def last_seq(self, sandbox_id: str) -> int:
+        """The highest order number that was given out, 0 if none."""
+        (last,) = self._reader.execute("SELECT max(seq) FROM ops WHERE sandbox_id=?", (sandbox_id,)).fetchone()
+        return last or 0
+
+    def sessions(self, sandbox_id: str) -> list[SessionRow]:
+        """The sandbox's shell sessions, open and closed."""
+        found = self._reader.execute("SELECT * FROM sessions WHERE sandbox_id=? ORDER BY created_at", (sandbox_id,))
+        return [SessionRow(*row) for row in found]
+
+    def key(self, key: str) -> KeyRow | None:
+        """What a create with this idempotency key came to, or None."""
+        row = self._reader.execute("SELECT * FROM idempotency WHERE key=?", (key,)).fetchone()
+        return None if row is None else KeyRow(*row)
+
+    async def output(self, sandbox_id: str, op_id: str) -> tuple[bytes, bytes]:
+        """What was kept of stdout and stderr; empty where there is no record. Read in a thread: it may be hundreds of megabytes."""
+
+        def read() -> tuple[bytes, bytes]:
+            db = connect(self.path, read_only=True)
+            try:
+                row = db.execute("SELECT stdout, stderr FROM ops WHERE sandbox_id=? AND op_id=?", (sandbox_id, op_id)).fetchone()
+            finally:
+                db.close()
+            return (row[0] or b"", row[1] or b"") if row is not None else (b"", b"")
+
+        return await asyncio.to_thread(read)
+
+    async def run(self, job: Callable[[sqlite3.Connection], T]) -> T:
+        """Run `job` on the writer's connection in the writer's thread, between two commits."""
+        future: asyncio.Future[T] = self._loop.create_future()
+
+        def settle(result: T | None, error: BaseException | None) -> None:
+            if future.cancelled():
+                return
+            if error is not None:
+                future.set_exception(error)
+            else:
+                future.set_result(result)  # type: ignore[arg-type]
+
+        def work(db: sqlite3.Connection) -> None:
+            try:
+                result = job(db)
+            except Exception as error:
+                self._report(settle, None, error)
+            else:
+                self._report(settle, result, None)
+
+        self._inbox.put(work)
+        return await future
