@@ -1,0 +1,1 @@
+"""The REST tree, one module a resource."""

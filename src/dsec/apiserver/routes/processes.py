@@ -1,0 +1,62 @@
+"""Commands: run and waited for, started, asked about by their operation id, signalled."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from litestar import get, post
+from litestar.params import FromPath, JSONBody, QueryParameter
+
+from dsec.apiserver.state import edge_of
+from dsec.apiserver.wire import WireRequest
+from libdsec.schema import ExecRequest, ExecResult, ProcessInfo, SignalRequest
+
+__all__ = ["ROUTES"]
+
+_AT = "/v1/sandboxes/{sandbox_id:str}"
+MAX_WAIT_SECONDS = 3600.0
+WaitSeconds = Annotated[float, QueryParameter(ge=0, le=MAX_WAIT_SECONDS)]
+
+
+@post(_AT + "/exec", tags=["processes"], status_code=200)
+async def exec_command(request: WireRequest, sandbox_id: FromPath[str], data: JSONBody[ExecRequest]) -> ExecResult:
+    """Run a command and wait. A client that leaves stops waiting, not the command; its result stays under its `op_id`."""
+    return await edge_of(request).exec(sandbox_id, data)
+
+
+@get(_AT + "/processes", tags=["processes"])
+async def list_processes(request: WireRequest, sandbox_id: FromPath[str]) -> list[ProcessInfo]:
+    """Running and, from the records, finished ones."""
+    return list(await edge_of(request).processes(sandbox_id))
+
+
+@post(_AT + "/processes", tags=["processes"])
+async def start_process(request: WireRequest, sandbox_id: FromPath[str], data: JSONBody[ExecRequest]) -> ProcessInfo:
+    """Start a command and answer at once."""
+    return await edge_of(request).start(sandbox_id, data)
+
+
+@get(_AT + "/processes/{op_id:str}", tags=["processes"])
+async def get_process(request: WireRequest, sandbox_id: FromPath[str], op_id: FromPath[str]) -> ProcessInfo:
+    """One process, its result without the output."""
+    return await edge_of(request).process(sandbox_id, op_id)
+
+
+@get(_AT + "/processes/{op_id:str}/result", tags=["processes"])
+async def get_result(
+    request: WireRequest,
+    sandbox_id: FromPath[str],
+    op_id: FromPath[str],
+    wait: WaitSeconds = 0.0,
+) -> ExecResult:
+    """The recorded result with the kept output; waits up to `wait` seconds. Conflict with cause `running` where it has not ended."""
+    return await edge_of(request).result(sandbox_id, op_id, wait)
+
+
+@post(_AT + "/processes/{op_id:str}/signal", tags=["processes"], status_code=204)
+async def signal_process(request: WireRequest, sandbox_id: FromPath[str], op_id: FromPath[str], data: JSONBody[SignalRequest]) -> None:
+    """Send a signal to the leader or to the whole tree."""
+    await edge_of(request).signal(sandbox_id, op_id, data)
+
+
+ROUTES = [exec_command, list_processes, start_process, get_process, get_result, signal_process]

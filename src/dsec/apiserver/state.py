@@ -1,0 +1,16 @@
+"""What the routes share, kept in Litestar's application state."""
+
+from __future__ import annotations
+
+from typing import Any, cast
+
+from litestar.connection import ASGIConnection
+
+from dsec.apiserver.contract import EdgeApi
+
+__all__ = ["edge_of"]
+
+
+def edge_of(connection: ASGIConnection[Any, Any, Any, Any]) -> EdgeApi:
+    """The edge that this application serves."""
+    return cast("EdgeApi", connection.scope["litestar_app"].state.edge)

@@ -1,0 +1,136 @@
+"""Bodies in and out: MessagePack or JSON, straight to and from the schema's structs, with a size limit that holds before anything is kept.
+
+Litestar decodes a body to dictionaries and converts those; here the bytes are decoded once, into the handler's own type, so that an error
+carries the path of the field and a create of a thousand sandboxes costs one pass.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Any, NoReturn
+
+import msgspec
+from litestar import Request
+from litestar.datastructures import State
+from litestar.response import Response
+from litestar.types import Receive, Scope, Send
+
+from libdsec.errors import DSecError, InvalidArgument, QuotaExceeded
+
+__all__ = ["JSON", "MAX_BODY_BYTES", "MESSAGEPACK", "Answer", "WireRequest", "WireResponse", "decode_body", "wants_messagepack"]
+
+MESSAGEPACK = "application/vnd.msgpack"
+JSON = "application/json"
+MAX_BODY_BYTES = 32 << 20
+"""Of a JSON or MessagePack body. Files are streamed and have no limit but the sandbox's disk."""
+
+_MESSAGEPACK_NAMES = (b"application/vnd.msgpack", b"application/x-msgpack", b"application/msgpack")
+_FIELD = re.compile(r" - at `\$\.?([^`]*)`$")
+_MISSING_OR_UNKNOWN = re.compile(r"(?:missing required field|contains unknown field) `([^`]+)`")
+_encode_messagepack = msgspec.msgpack.Encoder().encode
+_encode_json = msgspec.json.Encoder().encode
+_decoders: dict[Any, tuple[msgspec.msgpack.Decoder[Any], msgspec.json.Decoder[Any]]] = {}
+
+
+def wants_messagepack(scope: Scope) -> bool:
+    """Whether the answer is to be MessagePack: only where Accept names it."""
+    return any(name == b"accept" and value.startswith(_MESSAGEPACK_NAMES) for name, value in scope["headers"])
+
+
+def decode_body(body: bytes, content_type: bytes, target: Any) -> Any:
+    """One decode into `target`; what does not fit raises InvalidArgument with the field's path, e.g. `args.memory_limit_mb`."""
+    decoders = _decoders.get(target)
+    if decoders is None:
+        decoders = _decoders[target] = (msgspec.msgpack.Decoder(target), msgspec.json.Decoder(target))
+    kind = content_type.split(b";", 1)[0].strip().lower()
+    try:
+        if kind in _MESSAGEPACK_NAMES:
+            return decoders[0].decode(body)
+        if kind in (b"", b"application/json"):
+            return decoders[1].decode(body)
+    except msgspec.ValidationError as error:
+        _refuse(str(error))
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise InvalidArgument(f"the body is not valid {kind.decode('latin-1') or JSON}: {error}", field="body") from None
+    raise InvalidArgument(f"content-type {kind.decode('latin-1')!r} is not known; send {MESSAGEPACK} or {JSON}", field="content-type")
+
+
+def _refuse(message: str) -> NoReturn:
+    where = _FIELD.search(message)
+    path = where.group(1) if where else ""
+    named = _MISSING_OR_UNKNOWN.search(message)
+    if named:
+        path = f"{path}.{named.group(1)}" if path else named.group(1)
+    raise InvalidArgument(message, field=path or "body") from None
+
+
+class WireRequest(Request[Any, Any, State]):
+    """A request whose typed body is decoded in one step and refused early when it is too large."""
+
+    async def body(self) -> bytes:
+        """The whole body. QuotaExceeded as soon as its announced or received length passes the limit; the rest is read and dropped."""
+        if isinstance(self._body, bytes):
+            return self._body
+        for name, value in self.scope["headers"]:
+            if name == b"content-length" and value.isdigit() and int(value) > MAX_BODY_BYTES:
+                raise _too_large()
+        pieces: list[bytes] = []
+        size = 0
+        while True:
+            message = await self.receive()
+            if message["type"] == "http.disconnect":
+                raise DSecError("the client went away before its request was complete", ran="not-run", cause="disconnected")
+            if message["type"] != "http.request":
+                continue
+            piece = message["body"]
+            size += len(piece)
+            if size > MAX_BODY_BYTES:
+                raise _too_large()
+            pieces.append(piece)
+            if not message.get("more_body", False):
+                break
+        self._body = body = pieces[0] if len(pieces) == 1 else b"".join(pieces)
+        return body
+
+    async def json(self) -> Any:
+        """The body as the handler's `data` type, whatever its encoding. Litestar calls this for every handler with `data`."""
+        field = self.route_handler.parsed_data_field
+        target = field.annotation if field is not None else Any
+        content_type = next((value for name, value in self.scope["headers"] if name == b"content-type"), b"")
+        return decode_body(await self.body(), content_type, target)
+
+
+def _too_large() -> QuotaExceeded:
+    return QuotaExceeded(f"the body is larger than {MAX_BODY_BYTES} bytes", field="body", cause="body-size")
+
+
+class Answer:
+    """A complete response, encoded. Lighter than Litestar's own, which builds cookies and header objects that nobody here uses."""
+
+    __slots__ = ("body", "headers", "status")
+
+    def __init__(self, status: int, body: bytes, media_type: bytes, headers: list[tuple[bytes, bytes]] | None = None) -> None:
+        self.status = status
+        self.body = body
+        self.headers = [(b"content-type", media_type), (b"content-length", b"%d" % len(body))]
+        if headers:
+            self.headers += headers
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await send({"type": "http.response.start", "status": self.status, "headers": self.headers})
+        await send({"type": "http.response.body", "body": self.body, "more_body": False})
+
+
+class WireResponse(Response[Any]):
+    """Encodes what a handler returned as the client asked for it."""
+
+    def to_asgi_response(self, app: Any, request: Request[Any, Any, Any], **options: Any) -> Any:
+        status = self.status_code or options.get("status_code") or 200
+        extra = (
+            [(name.lower().encode("latin-1"), value.encode("latin-1")) for name, value in self.headers.items()] if self.headers else None
+        )
+        if status == 204:
+            return Answer(status, b"", JSON.encode(), extra)
+        if wants_messagepack(request.scope):
+            return Answer(status, _encode_messagepack(self.content), MESSAGEPACK.encode(), extra)
+        return Answer(status, _encode_json(self.content), JSON.encode(), extra)

@@ -1,0 +1,181 @@
+"""The client: the door to a server, and what makes and finds sandboxes."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+
+from libdsec.api import Api, new_op_id, segment
+from libdsec.errors import ConnectionFailed, DSecError, InvalidArgument, error_from_wire
+from libdsec.sandbox import Sandbox
+from libdsec.schema import (
+    BackendName,
+    BatchResult,
+    ContainerRunArgs,
+    CreateRequest,
+    EnvironmentInfo,
+    NodeInfo,
+    SandboxInfo,
+    SandboxState,
+)
+from libdsec.shielding import finish
+from libdsec.timeouts import Timeouts
+from libdsec.transport import Transport, open_transport
+
+__all__ = ["DEFAULT_URL", "DSecClient"]
+
+DEFAULT_URL = "unix:///run/dsec/dsec.sock"
+_CREATE_AFTER_CANCEL_SECONDS = 5.0
+"""How long a cancelled create is still waited for, to know what it made and stop it, before its connection is closed instead."""
+
+
+class DSecClient:
+    """A connection to a DSec server. Use `async with`, or open() and aclose().
+
+    `url` is `unix:///path` or `http://host:port`, by default that of the environment's DSEC_URL, else this machine's own socket; `token`
+    is for TCP, by default DSEC_TOKEN. Sandboxes outlive the client: stop them, or use them by `async with`.
+    """
+
+    def __init__(
+        self,
+        url: str | None = None,
+        token: str | None = None,
+        *,
+        timeouts: Timeouts | None = None,
+        transport: Transport | None = None,
+    ) -> None:
+        self.url = url or os.environ.get("DSEC_URL") or DEFAULT_URL
+        self.timeouts = timeouts or Timeouts()
+        self._transport = transport or open_transport(self.url, token or os.environ.get("DSEC_TOKEN"), self.timeouts)
+        self._api = Api(self._transport, self.timeouts)
+
+    async def open(self) -> DSecClient:
+        """Check that the server answers and takes our token.
+
+        ConnectionFailed at once where it does not: only a server once seen is waited for.
+        """
+        await self._api.once("GET", "/v1/node", NodeInfo, timeout=self.timeouts.connect + self.timeouts.request)
+        return self
+
+    async def aclose(self) -> None:
+        """Close the connections. Sandboxes stay."""
+        await self._transport.aclose()
+
+    async def __aenter__(self) -> DSecClient:
+        try:
+            return await self.open()
+        except BaseException:
+            await finish(self.aclose())
+            raise
+
+    async def __aexit__(self, *exc: object) -> None:
+        await finish(self.aclose())
+
+    async def run_container(self, args: ContainerRunArgs, *, timeout: float | None = None) -> Sandbox:
+        """Make a container sandbox, ready for commands. After an error, a timeout or a cancellation nothing of it stays."""
+        return await self.run(args, backend="container", timeout=timeout)
+
+    async def run_microvm(self, args: ContainerRunArgs, *, timeout: float | None = None) -> Sandbox:
+        """Make a microVM sandbox. Unsupported where the server has no such backend."""
+        return await self.run(args, backend="microvm", timeout=timeout)
+
+    async def run_fullvm(self, args: ContainerRunArgs, *, timeout: float | None = None) -> Sandbox:
+        """Make a full virtual machine. Unsupported where the server has no such backend."""
+        return await self.run(args, backend="fullvm", timeout=timeout)
+
+    async def run_fncall(self, args: ContainerRunArgs, *, timeout: float | None = None) -> Sandbox:
+        """Take a warm FnCall sandbox. Unsupported where the server has no such backend."""
+        return await self.run(args, backend="fncall", timeout=timeout)
+
+    async def run(self, args: ContainerRunArgs, *, backend: BackendName = "container", timeout: float | None = None) -> Sandbox:
+        """Make a sandbox on the backend named."""
+        return (await self.run_many(args, count=1, backend=backend, timeout=timeout))[0]
+
+    async def run_many(
+        self,
+        args: ContainerRunArgs,
+        *,
+        count: int,
+        backend: BackendName = "container",
+        timeout: float | None = None,
+        allow_partial: bool = False,
+    ) -> list[Sandbox]:
+        """Make `count` sandboxes alike in one request.
+
+        Where some fail, those made are stopped and the first failure is raised, with `made` and `failed` in its details; with
+        `allow_partial` those made are returned, and only a complete failure raises.
+        """
+        if count < 1:
+            raise InvalidArgument(f"count is {count}; at least 1", field="count")
+        request = CreateRequest(args=args, backend=backend, count=count)
+        batch = await self._create(request, self.timeouts.create if timeout is None else timeout)
+        made = [Sandbox(self._api, info) for info in batch.sandboxes]
+        if batch.errors and not (allow_partial and made):
+            await finish(_stop_all(made))
+            error = error_from_wire({"error": msgspec.to_builtins(batch.errors[0])}, 500)
+            error.details.update(made=len(made), failed=len(batch.errors))
+            raise error
+        return made
+
+    async def _create(self, request: CreateRequest, timeout: float) -> BatchResult:
+        posting = asyncio.ensure_future(
+            self._api.call(
+                "POST",
+                "/v1/sandboxes",
+                BatchResult,
+                body=request,
+                headers={"Idempotency-Key": new_op_id("create")},
+                timeout=timeout,
+                idempotent=True,
+            )
+        )
+        try:
+            return await asyncio.shield(posting)
+        except asyncio.CancelledError:
+            # Closing the connection makes the server undo a create that it is at, but not one whose answer is on its way.
+            await finish(self._undo(posting))
+            raise
+
+    async def _undo(self, posting: asyncio.Future[BatchResult]) -> None:
+        try:
+            batch = await asyncio.wait_for(posting, _CREATE_AFTER_CANCEL_SECONDS)
+        except (TimeoutError, DSecError):
+            return
+        await _stop_all([Sandbox(self._api, info) for info in batch.sandboxes])
+
+    async def get(self, sandbox_id: str) -> Sandbox:
+        """A handle on a sandbox that exists. NotFound otherwise."""
+        info = await self._api.call("GET", f"/v1/sandboxes/{segment(sandbox_id)}", SandboxInfo, idempotent=True)
+        return Sandbox(self._api, info)
+
+    async def node(self) -> NodeInfo:
+        """What the server's node is and can do."""
+        return await self._api.call("GET", "/v1/node", NodeInfo, idempotent=True)
+
+    async def environments(self) -> list[EnvironmentInfo]:
+        """The environments that sandboxes can be made from."""
+        return await self._api.call("GET", "/v1/environments", list[EnvironmentInfo], idempotent=True)
+
+    async def environment(self, name: str) -> EnvironmentInfo:
+        """One environment by `name` or `name:tag`."""
+        return await self._api.call("GET", f"/v1/environments/{segment(name)}", EnvironmentInfo, idempotent=True)
+
+    async def remove_environment(self, name: str) -> None:
+        """Remove it. Conflict while a live sandbox uses it."""
+        await self._api.call("DELETE", f"/v1/environments/{segment(name)}", type(None))
+
+    async def list(self, *, state: SandboxState | None = None, labels: Mapping[str, str] | None = None) -> list[SandboxInfo]:
+        """Sandboxes, newest knowledge of the server; by state and by labels that must all match."""
+        query: dict[str, Any] = {"state": state, "label": [f"{key}={value}" for key, value in (labels or {}).items()]}
+        return await self._api.call("GET", "/v1/sandboxes", list[SandboxInfo], query=query, idempotent=True)
+
+
+async def _stop_all(sandboxes: list[Sandbox]) -> None:
+    results = await asyncio.gather(*(each.stop() for each in sandboxes), return_exceptions=True)
+    failed = [result for result in results if isinstance(result, BaseException)]
+    if failed and not all(isinstance(each, ConnectionFailed) for each in failed):
+        raise failed[0]

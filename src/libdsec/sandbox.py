@@ -1,0 +1,147 @@
+"""A sandbox's handle."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+from libdsec.api import Api, new_op_id, segment
+from libdsec.errors import InvalidArgument
+from libdsec.schema import DEFAULT_OUTPUT_LIMIT_BYTES, ExecRequest, ExecResult, SandboxInfo, UpdateRequest
+from libdsec.shielding import finish
+
+if TYPE_CHECKING:
+    from typing import Self
+
+__all__ = ["Sandbox"]
+
+
+class Sandbox:
+    """A sandbox. `async with` stops it at the end, also on an error or a cancellation.
+
+    `created` is what the server said when the handle was made; info() asks again.
+    """
+
+    def __init__(self, api: Api, info: SandboxInfo) -> None:
+        self._api = api
+        self._path = f"/v1/sandboxes/{segment(info.sandbox_id)}"
+        self._exec_path = self._path + "/exec"
+        self.created = info
+        self.sandbox_id = info.sandbox_id
+
+    def __repr__(self) -> str:
+        return f"<Sandbox {self.sandbox_id}>"
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *exc: object) -> None:
+        await finish(self.stop())
+
+    async def info(self) -> SandboxInfo:
+        """State, story and what it uses now."""
+        return await self._api.call("GET", self._path, SandboxInfo, idempotent=True)
+
+    async def update(
+        self,
+        *,
+        ttl_running_stop: float | None = None,
+        ttl_max: float | None = None,
+        ttl_paused_stop: float | None = None,
+        labels: Mapping[str, str] | None = None,
+    ) -> SandboxInfo:
+        """Change time limits (-1 removes one) and labels; None leaves as it is."""
+        request = UpdateRequest(
+            ttl_running_stop=ttl_running_stop,
+            ttl_max=ttl_max,
+            ttl_paused_stop=ttl_paused_stop,
+            labels=dict(labels) if labels is not None else None,
+        )
+        return await self._api.call("PATCH", self._path, SandboxInfo, body=request, idempotent=True)
+
+    async def pause(self) -> SandboxInfo:
+        """Freeze all its processes. Commands sent to it meanwhile resume it or are refused, as the server's backend has it."""
+        return await self._api.call("POST", self._path + "/pause", SandboxInfo, idempotent=True)
+
+    async def resume(self) -> SandboxInfo:
+        """Thaw it."""
+        return await self._api.call("POST", self._path + "/resume", SandboxInfo, idempotent=True)
+
+    async def stop(self) -> SandboxInfo:
+        """End it and remove all of it. Stopping again gives the same answer."""
+        return await self._api.call("DELETE", self._path, SandboxInfo, idempotent=True)
+
+    async def run_shell(
+        self,
+        command: str,
+        *,
+        timeout: float | None = None,
+        cwd: str | None = None,
+        user: str | None = None,
+        env: Mapping[str, str] | None = None,
+        stdin: bytes | str | None = None,
+        kill_grace: float = 2.0,
+        output_limit_bytes: int = DEFAULT_OUTPUT_LIMIT_BYTES,
+        rlimits: Mapping[str, list[int]] | None = None,
+        op_id: str | None = None,
+    ) -> ExecResult:
+        """Run text in the image's bash, or sh, and wait. A nonzero exit is data: see ExecResult.check().
+
+        Past `timeout` seconds the command's whole tree is ended and the result says `timed_out`, with the output so far. Cancelling stops
+        waiting, not the command: keep `op_id` and ask result(op_id). OutcomeUnknown where the server was lost and did not come back.
+        """
+        request = _request(None, command, cwd, user, env, stdin, timeout, kill_grace, output_limit_bytes, rlimits, op_id)
+        return await self._run(request)
+
+    async def exec(
+        self,
+        argv: list[str],
+        *,
+        timeout: float | None = None,
+        cwd: str | None = None,
+        user: str | None = None,
+        env: Mapping[str, str] | None = None,
+        stdin: bytes | str | None = None,
+        kill_grace: float = 2.0,
+        output_limit_bytes: int = DEFAULT_OUTPUT_LIMIT_BYTES,
+        rlimits: Mapping[str, list[int]] | None = None,
+        op_id: str | None = None,
+    ) -> ExecResult:
+        """Run a program with its arguments, no shell between, and wait. As run_shell() otherwise."""
+        request = _request(argv, None, cwd, user, env, stdin, timeout, kill_grace, output_limit_bytes, rlimits, op_id)
+        return await self._run(request)
+
+    async def _run(self, request: ExecRequest) -> ExecResult:
+        assert request.op_id is not None, "_request gives every command an id"
+        seconds = None if request.timeout is None else request.timeout + request.kill_grace
+        return await self._api.run(self._exec_path, self._path, request, request.op_id, seconds)
+
+
+def _request(
+    argv: list[str] | None,
+    shell: str | None,
+    cwd: str | None,
+    user: str | None,
+    env: Mapping[str, str] | None,
+    stdin: bytes | str | None,
+    timeout: float | None,
+    kill_grace: float,
+    output_limit_bytes: int,
+    rlimits: Mapping[str, list[int]] | None,
+    op_id: str | None,
+) -> ExecRequest:
+    if isinstance(argv, str):
+        raise InvalidArgument("argv is a list of arguments; use run_shell for text", field="argv")
+    return ExecRequest(
+        argv=argv,
+        shell=shell,
+        cwd=cwd,
+        user=user,
+        env=dict(env) if env else {},
+        stdin=stdin.encode() if isinstance(stdin, str) else stdin,
+        timeout=timeout,
+        kill_grace=kill_grace,
+        output_limit_bytes=output_limit_bytes,
+        rlimits=dict(rlimits) if rlimits else {},
+        op_id=op_id or new_op_id(),
+    )

@@ -1,0 +1,35 @@
+"""Finishing what must be finished although the caller is being cancelled."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine
+from typing import Any, TypeVar
+
+__all__ = ["finish"]
+
+T = TypeVar("T")
+
+
+async def finish(work: Coroutine[Any, Any, T]) -> T:
+    """Run `work` to its end even if the calling task is cancelled meanwhile; the cancellation then comes after it.
+
+    `work` must be bounded by itself: nothing here ends it, short of a second cancellation, which is passed on to it.
+    """
+    task = asyncio.ensure_future(work)
+    cancelled: asyncio.CancelledError | None = None
+    while not task.done():
+        try:
+            await asyncio.shield(task)
+        except asyncio.CancelledError as error:
+            if cancelled is not None:
+                task.cancel()
+            cancelled = error
+        except Exception:
+            break
+    if cancelled is not None:
+        if not task.cancelled():
+            # Seen here, so that the loop does not report it as never retrieved.
+            task.exception()
+        raise cancelled
+    return task.result()

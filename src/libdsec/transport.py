@@ -1,0 +1,269 @@
+"""How bytes reach a server: aiohttp over a Unix socket or TCP. `libdsec.asgi` is the same seam in one process.
+
+A transport knows nothing of the API: it sends a request and gives the answer, and tells apart what was not sent from what may have been.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterable, AsyncIterator, Mapping
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from dataclasses import dataclass
+from typing import Protocol
+from urllib.parse import urlsplit
+
+import aiohttp
+from yarl import URL
+
+from libdsec.errors import ConnectionFailed, InvalidArgument
+from libdsec.timeouts import Timeouts
+
+__all__ = ["HttpTransport", "Reply", "StreamReply", "Transport", "WebSocket", "open_transport"]
+
+READ_BUFFER_BYTES = 1 << 20
+IDLE_CONNECTION_SECONDS = 30.0
+_TIMED_OUT = "timeout"
+
+
+@dataclass(slots=True)
+class Reply:
+    """A complete answer."""
+
+    status: int
+    body: bytes
+    content_type: str
+
+
+class StreamReply(Protocol):
+    """An answer whose body is read piece by piece."""
+
+    status: int
+
+    @property
+    def headers(self) -> Mapping[str, str]: ...
+    def chunks(self) -> AsyncIterator[bytes]: ...
+    async def read(self) -> bytes: ...
+
+
+class WebSocket(Protocol):
+    """A connected WebSocket that carries binary messages."""
+
+    async def send(self, data: bytes) -> None:
+        """Send one message; waits while the peer does not read. ConnectionFailed when it is closed."""
+        ...
+
+    async def receive(self) -> bytes | None:
+        """The next message; None when the peer closed in good order. ConnectionFailed when the connection broke."""
+        ...
+
+    async def aclose(self) -> None: ...
+
+
+class Transport(Protocol):
+    """The seam. Errors are ConnectionFailed: `ran` is "not-run" where no byte can have been acted on, else "unknown"."""
+
+    async def call(
+        self,
+        method: str,
+        target: str,
+        *,
+        body: bytes | None = None,
+        headers: Mapping[str, str] | None = None,
+        timeout: float | None = None,
+    ) -> Reply: ...
+    def stream(
+        self,
+        method: str,
+        target: str,
+        *,
+        body: bytes | AsyncIterable[bytes] | None = None,
+        headers: Mapping[str, str] | None = None,
+    ) -> AbstractAsyncContextManager[StreamReply]: ...
+    def websocket(self, target: str) -> AbstractAsyncContextManager[WebSocket]: ...
+    async def aclose(self) -> None: ...
+
+
+def open_transport(url: str, token: str | None, timeouts: Timeouts) -> Transport:
+    """A transport for `unix:///path/to.sock`, `http://host:port` or `https://host:port`."""
+    parts = urlsplit(url)
+    if parts.scheme == "unix":
+        path = parts.netloc + parts.path
+        if not path:
+            raise InvalidArgument("unix:// needs a path, e.g. unix:///run/dsec/dsec.sock", field="url")
+        return HttpTransport(URL("http://dsec"), path, token, timeouts)
+    if parts.scheme in ("http", "https") and parts.netloc:
+        return HttpTransport(URL(f"{parts.scheme}://{parts.netloc}"), None, token, timeouts)
+    raise InvalidArgument(f"{url!r} is not unix:///path, http://host:port or https://host:port", field="url")
+
+
+class HttpTransport:
+    """One aiohttp session. Made lazily, in the loop that first uses it."""
+
+    def __init__(self, base: URL, unix_path: str | None, token: str | None, timeouts: Timeouts) -> None:
+        self._base = str(base).rstrip("/")
+        self._unix_path = unix_path
+        self._token = token
+        self._timeouts = timeouts
+        self._session: aiohttp.ClientSession | None = None
+        self._timeout_objects: dict[float | None, aiohttp.ClientTimeout] = {}
+
+    def _open(self) -> aiohttp.ClientSession:
+        session = self._session
+        if session is None:
+            connector: aiohttp.BaseConnector
+            if self._unix_path is not None:
+                connector = aiohttp.UnixConnector(self._unix_path, limit=0, keepalive_timeout=IDLE_CONNECTION_SECONDS)
+            else:
+                connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=IDLE_CONNECTION_SECONDS)
+            headers = {"Authorization": f"Bearer {self._token}"} if self._token else {}
+            session = self._session = aiohttp.ClientSession(
+                connector=connector,
+                headers=headers,
+                cookie_jar=aiohttp.DummyCookieJar(),
+                auto_decompress=False,
+                read_bufsize=READ_BUFFER_BYTES,
+                skip_auto_headers=("User-Agent", "Accept-Encoding", "Accept"),
+            )
+        return session
+
+    def _timeout(self, total: float | None) -> aiohttp.ClientTimeout:
+        made = self._timeout_objects.get(total)
+        if made is None:
+            if len(self._timeout_objects) > 256:
+                self._timeout_objects.clear()
+            made = self._timeout_objects[total] = aiohttp.ClientTimeout(total=total, connect=None, sock_connect=self._timeouts.connect)
+        return made
+
+    async def call(
+        self,
+        method: str,
+        target: str,
+        *,
+        body: bytes | None = None,
+        headers: Mapping[str, str] | None = None,
+        timeout: float | None = None,
+    ) -> Reply:
+        try:
+            async with self._open().request(
+                method,
+                URL(self._base + target, encoded=True),
+                data=body,
+                headers=headers,
+                timeout=self._timeout(timeout),
+                allow_redirects=False,
+            ) as response:
+                return Reply(response.status, await response.read(), response.headers.get("Content-Type", ""))
+        except (aiohttp.ClientError, TimeoutError, OSError) as error:
+            raise self._failed(error) from error
+
+    @asynccontextmanager
+    async def stream(
+        self,
+        method: str,
+        target: str,
+        *,
+        body: bytes | AsyncIterable[bytes] | None = None,
+        headers: Mapping[str, str] | None = None,
+    ) -> AsyncIterator[StreamReply]:
+        try:
+            response = await self._open().request(
+                method,
+                URL(self._base + target, encoded=True),
+                data=body,
+                headers=headers,
+                timeout=self._timeout(None),
+                allow_redirects=False,
+            )
+        except (aiohttp.ClientError, TimeoutError, OSError) as error:
+            raise self._failed(error) from error
+        try:
+            yield _HttpStream(response, self)
+        finally:
+            # Of a body read to its end the connection is back in the pool already; of any other it must not be reused.
+            response.close()
+
+    @asynccontextmanager
+    async def websocket(self, target: str) -> AsyncIterator[WebSocket]:
+        try:
+            socket = await self._open().ws_connect(
+                URL(self._base + target, encoded=True),
+                compress=0,
+                max_msg_size=0,
+                autoping=True,
+                timeout=aiohttp.ClientWSTimeout(ws_close=2.0),
+            )
+        except aiohttp.WSServerHandshakeError as error:
+            raise ConnectionFailed(f"the server refused the stream: HTTP {error.status}", cause=f"http-{error.status}") from error
+        except (aiohttp.ClientError, TimeoutError, OSError) as error:
+            raise self._failed(error) from error
+        wrapped = _HttpWebSocket(socket)
+        try:
+            yield wrapped
+        finally:
+            await wrapped.aclose()
+
+    def _failed(self, error: BaseException) -> ConnectionFailed:
+        where = self._unix_path or self._base
+        if isinstance(error, aiohttp.ClientConnectorError | aiohttp.ConnectionTimeoutError | FileNotFoundError | ConnectionRefusedError):
+            return ConnectionFailed(f"no server at {where}: {error}", ran="not-run", cause="connect")
+        if isinstance(error, TimeoutError):
+            return ConnectionFailed(f"no answer from {where} in time", ran="unknown", cause=_TIMED_OUT)
+        return ConnectionFailed(f"the connection to {where} broke: {error!r}", ran="unknown", cause="broken")
+
+    async def aclose(self) -> None:
+        if self._session is not None:
+            await self._session.close()
+            self._session = None
+
+
+class _HttpStream:
+    def __init__(self, response: aiohttp.ClientResponse, transport: HttpTransport) -> None:
+        self._response = response
+        self._transport = transport
+        self.status = response.status
+
+    @property
+    def headers(self) -> Mapping[str, str]:
+        return self._response.headers
+
+    async def chunks(self) -> AsyncIterator[bytes]:
+        try:
+            async for chunk in self._response.content.iter_any():
+                yield chunk
+        except (aiohttp.ClientError, TimeoutError, OSError) as error:
+            raise self._transport._failed(error) from error
+
+    async def read(self) -> bytes:
+        try:
+            return await self._response.read()
+        except (aiohttp.ClientError, TimeoutError, OSError) as error:
+            raise self._transport._failed(error) from error
+
+
+class _HttpWebSocket:
+    def __init__(self, socket: aiohttp.ClientWebSocketResponse) -> None:
+        self._socket = socket
+
+    async def send(self, data: bytes) -> None:
+        try:
+            await self._socket.send_bytes(data)
+        except (aiohttp.ClientError, OSError) as error:
+            raise ConnectionFailed(f"the stream is closed: {error}", ran="unknown", cause="broken") from error
+
+    async def receive(self) -> bytes | None:
+        message = await self._socket.receive()
+        if message.type is aiohttp.WSMsgType.BINARY:
+            data: bytes = message.data
+            return data
+        if message.type in (aiohttp.WSMsgType.CLOSE, aiohttp.WSMsgType.CLOSING, aiohttp.WSMsgType.CLOSED):
+            # 1006: the connection ended without a closing frame.
+            if self._socket.close_code in (1000, 1005, None):
+                return None
+            raise ConnectionFailed(f"the stream broke with code {self._socket.close_code}", ran="unknown", cause="broken")
+        raise ConnectionFailed(f"the stream broke: {message.type.name} {message.data!r:.100}", ran="unknown", cause="broken")
+
+    async def aclose(self) -> None:
+        try:
+            await self._socket.close()
+        except (aiohttp.ClientError, TimeoutError, OSError, asyncio.IncompleteReadError):
+            return

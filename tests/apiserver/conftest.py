@@ -1,0 +1,35 @@
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+from edge_double import EdgeDouble
+
+from dsec.apiserver import ApiServer
+
+
+@dataclass
+class Served:
+    edge: EdgeDouble
+    path: Path
+    server: ApiServer
+
+    @property
+    def url(self) -> str:
+        return f"unix://{self.path}"
+
+
+@pytest.fixture
+async def served(tmp_path):
+    """A server over a double, on a Unix socket."""
+    edge = EdgeDouble(tmp_path / "root")
+    (tmp_path / "root").mkdir()
+    path = tmp_path / "dsec.sock"
+    async with ApiServer(edge, path) as server:
+        yield Served(edge, path, server)
+    await edge.aclose()
