@@ -1,0 +1,70 @@
+"""Files that are there wholly or not at all, also after a crash of the host: write aside, fsync, rename, fsync of the folder."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import secrets
+from collections.abc import Callable
+from pathlib import Path
+
+from dsec.environments.manifest import FileDigest
+
+__all__ = ["copy_verified", "digest_file", "sync_file", "sync_folder", "write_durably"]
+
+_CHUNK = 1 << 20
+
+
+def sync_folder(path: Path) -> None:
+    """fsync a folder: names made or moved in it stay."""
+    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
+def sync_file(path: Path) -> None:
+    """fsync a file that somebody else wrote."""
+    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
+def write_durably(path: Path, data: bytes) -> None:
+    """Replace `path` by `data`."""
+    aside = path.with_name(f".{secrets.token_hex(6)}.tmp")
+    try:
+        with aside.open("xb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        aside.rename(path)
+    except BaseException:
+        aside.unlink(missing_ok=True)
+        raise
+    sync_folder(path.parent)
+
+
+def digest_file(path: Path, progress: Callable[[int], None] | None = None) -> FileDigest:
+    """Hash a file; `progress` is told of each piece's length. The pages read are the ones that a first start will want."""
+    digest, size = hashlib.sha256(), 0
+    with path.open("rb", buffering=0) as file:
+        buffer = memoryview(bytearray(_CHUNK))
+        while count := file.readinto(buffer):
+            digest.update(buffer[:count])
+            size += count
+            if progress is not None:
+                progress(count)
+    return FileDigest(sha256=digest.hexdigest(), size=size)
+
+
+def copy_verified(source: Path, target: Path, expected: FileDigest) -> None:
+    """Copy a small file and put it in place only if it is what `expected` says. Raises ValueError if not."""
+    with source.open("rb") as file:
+        data = file.read(expected.size + 1)
+    if len(data) != expected.size or hashlib.sha256(data).hexdigest() != expected.sha256:
+        raise ValueError(f"{source.name} is not what its digest says")
+    write_durably(target, data)

@@ -1,0 +1,182 @@
+"""Environments of a node: names to layers, layers to mounts. What edge, the backends and the command line use."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from dsec.environments.leases import LeasedFolders
+from dsec.environments.manifest import KINDS, Kind, Manifest
+from dsec.environments.names import Reference, check_digest, parse_reference
+from dsec.environments.node import NodeLayers
+from dsec.environments.store import LayerStore
+from libdsec.errors import Conflict, InvalidArgument, NotFound, SandboxFailed
+from libdsec.schema import EnvironmentInfo
+
+__all__ = ["EnvironmentStore", "ResolvedEnvironment", "ResolvedLayer"]
+
+
+@dataclass(frozen=True, slots=True)
+class ResolvedLayer:
+    """A reference with the digest that it meant when it was resolved."""
+
+    name: str
+    digest: str
+    kind: Kind
+
+    def __str__(self) -> str:
+        return f"{self.name}@{self.digest}"
+
+
+@dataclass(frozen=True, slots=True)
+class ResolvedEnvironment:
+    """Layers from the bottom, and their settings merged: of each setting the topmost layer's counts, `env` name by name."""
+
+    layers: list[ResolvedLayer]
+    env: dict[str, str]
+    workdir: str
+    user: str
+    entrypoint: list[str]
+
+    @property
+    def digests(self) -> list[str]:
+        """From the bottom."""
+        return [layer.digest for layer in self.layers]
+
+
+class EnvironmentStore:
+    """The layers in `store` (default `<state>/store`) as this node sees them. Cheap to construct; thread-safe.
+
+    `acquire` of a layer never seen copies its metadata and mounts it; all else is quick. Layers already mounted cost no call to the store.
+    """
+
+    def __init__(self, state: Path, run: Path, store: Path | None = None) -> None:
+        self.state, self.run = Path(state), Path(run)
+        self.layers = LayerStore(Path(store) if store is not None else self.state / "store")
+        self.node = NodeLayers(self.state, self.run, self.layers)
+        self.staging = LeasedFolders(self.state / "staging")
+
+    # -- for sandboxes -------------------------------------------------------------------------------------------------------------------
+
+    def resolve(self, refs: Sequence[str], *, field: str = "environment") -> ResolvedEnvironment:
+        """Digests of the references and the merged settings. `field` is what errors name.
+
+        NotFound for an unknown name, InvalidArgument for a misspelt one or an order other than one base, workspaces, toolkits.
+        """
+        if not refs:
+            raise InvalidArgument(f"{field}: at least a base is needed", field=field)
+        layers: list[ResolvedLayer] = []
+        env: dict[str, str] = {}
+        workdir, user, entrypoint = "", "", list[str]()
+        for text in refs:
+            reference = parse_reference(text, field=field)
+            digest = self.layers.digest_of(reference, field=field)
+            identity = self.layers.manifest(digest, name=reference.name).identity
+            if any(layer.digest == digest for layer in layers):
+                raise InvalidArgument(f"{field}: {text} is the same layer as one before it", field=field)
+            layers.append(ResolvedLayer(reference.name, digest, identity.kind))
+            settings = identity.configuration
+            env |= settings.env
+            workdir, user, entrypoint = settings.workdir or workdir, settings.user or user, settings.entrypoint or entrypoint
+        kinds = [KINDS.index(layer.kind) for layer in layers]
+        if kinds != sorted(kinds) or kinds.count(0) != 1:
+            given = ", ".join(f"{layer.name} ({layer.kind})" for layer in layers)
+            raise InvalidArgument(f"{field}: one base, then workspaces, then toolkits; given: {given}", field=field)
+        return ResolvedEnvironment(layers, env, workdir, user, list(entrypoint))
+
+    def acquire(self, digests: Sequence[str], owner: str) -> list[str]:
+        """See `NodeLayers.acquire`."""
+        return self.node.acquire([check_digest(digest, field="environment") for digest in digests], owner)
+
+    def release(self, owner: str) -> None:
+        """See `NodeLayers.release`."""
+        self.node.release(owner)
+
+    def sweep_mounts(self, keep_owners: Collection[str]) -> list[str]:
+        """See `NodeLayers.sweep`."""
+        return self.node.sweep(keep_owners)
+
+    def sweep_builds(self) -> list[str]:
+        """Remove what builds that died have left, in the store and in the state folder."""
+        return [*self.layers.building.sweep(), *self.staging.sweep()]
+
+    # -- for people ----------------------------------------------------------------------------------------------------------------------
+
+    def list(self) -> list[EnvironmentInfo]:
+        """All named environments. Those whose manifest cannot be read are listed with no sizes and what is wrong as their `source`."""
+        uses = self.node.uses()
+        found: list[EnvironmentInfo] = []
+        for reference, digest in self.layers.tags():
+            try:
+                found.append(_info(reference, self.layers.manifest(digest, name=reference.name), uses))
+            except SandboxFailed as error:
+                found.append(EnvironmentInfo(name=_label(reference), digest=digest, kind="base", source=f"damaged: {error.message}"))
+        return found
+
+    def show(self, name: str) -> EnvironmentInfo:
+        """One environment by reference."""
+        reference = parse_reference(name, field="name")
+        digest = self.layers.digest_of(reference, field="name")
+        return _info(reference, self.layers.manifest(digest, name=reference.name), self.node.uses())
+
+    def remove(self, name: str) -> None:
+        """Take a tag away and, when no other tag means it, its layer. By digest: the layer and all its tags.
+
+        Conflict while a sandbox of this node uses the layer and would lose it. Of two removals at once one succeeds, the other is NotFound.
+        """
+        reference = parse_reference(name, field="name")
+        digest = self.layers.digest_of(reference, field="name")
+        tags = [other for other, meant in self.layers.tags() if meant == digest]
+        if reference.tag is not None:
+            tags = [other for other in tags if other != reference]
+            if tags:
+                if not self.layers.remove_tag(reference):
+                    raise NotFound(f"name: no environment named {name!r}", field="name")
+                return
+
+        taken = reference.digest is not None
+
+        def remove() -> None:
+            nonlocal taken
+            for tag in [reference] if reference.tag is not None else tags:
+                taken |= self.layers.remove_tag(tag)
+            if taken:
+                self.layers.remove_layer(digest)
+
+        if owners := self.node.while_unused(digest, remove):
+            raise Conflict(
+                f"name: {name} is in use by {len(owners)} sandboxes, {sorted(owners)[0]} among them", field="name", cause="in-use"
+            )
+        if not taken:
+            raise NotFound(f"name: no environment named {name!r}", field="name")
+
+    def prune(self) -> list[str]:
+        """Remove layers that no tag means and no sandbox uses; returns their digests."""
+        removed: list[str] = []
+        for digest in sorted(self.layers.layers() - {meant for _, meant in self.layers.tags()}):
+            if not self.node.while_unused(digest, lambda digest=digest: self.layers.remove_layer(digest)):  # type: ignore[misc]
+                removed.append(digest)
+        return removed
+
+
+def _label(reference: Reference) -> str:
+    return reference.name if reference.tag == "latest" else str(reference)
+
+
+def _info(reference: Reference, manifest: Manifest, uses: dict[str, set[str]]) -> EnvironmentInfo:
+    identity = manifest.identity
+    return EnvironmentInfo(
+        name=_label(reference),
+        digest=manifest.digest,
+        kind=identity.kind,
+        metadata_bytes=identity.metadata.size,
+        data_bytes=identity.data.size,
+        created_at=manifest.created_at,
+        source=manifest.source,
+        env=dict(identity.configuration.env),
+        workdir=identity.configuration.workdir,
+        user=identity.configuration.user,
+        entrypoint=[*identity.configuration.entrypoint],
+        mounted=len(uses.get(manifest.digest, ())),
+    )

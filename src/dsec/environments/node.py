@@ -1,0 +1,201 @@
+"""The layers that this node has mounted, and who uses them.
+
+    <state>/layers/<hex>.erofs       the metadata image, copied here once and verified
+    <run>/layers/<first 12 of hex>/  the EROFS mount; data is read from the store on demand
+    <run>/owners/<owner>             the digests that a sandbox uses, one a line
+
+The kernel's mount table and the owners' files are the truth, so that any process (and the next one after a crash) finds the same; what is in
+memory only spares looking.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import os
+import threading
+from collections.abc import Callable, Collection, Iterator, Sequence
+from pathlib import Path
+
+from dsec.environments.durable import copy_verified, digest_file
+from dsec.environments.manifest import Manifest
+from dsec.environments.names import check_owner
+from dsec.environments.store import DATA, METADATA, LayerStore, lost
+from dsec.kernel.erofs import mount_erofs
+from dsec.kernel.mountinfo import mounts_below
+from dsec.kernel.mounts import unmount
+
+__all__ = ["NodeLayers"]
+
+_SHORT = 12
+
+
+class NodeLayers:
+    """Mounts of layers below `run`, shared by all sandboxes of the node. Thread-safe; several processes may work on one `run`."""
+
+    def __init__(self, state: Path, run: Path, store: LayerStore) -> None:
+        self._local = state / "layers"
+        self._mounts = run / "layers"
+        self._owners = run / "owners"
+        self._lock_path = run / "layers.lock"
+        self._store = store
+        self._lock = threading.RLock()
+        self._mounted: dict[str, Path] = {}
+        self._ready = False
+
+    # -- who uses what -------------------------------------------------------------------------------------------------------------------
+
+    def uses(self) -> dict[str, set[str]]:
+        """Digest to its owners, as the files say now."""
+        found: dict[str, set[str]] = {}
+        with contextlib.suppress(FileNotFoundError):
+            for file in self._owners.iterdir():
+                with contextlib.suppress(FileNotFoundError):
+                    for digest in file.read_text().split():
+                        found.setdefault(digest, set()).add(file.name)
+        return found
+
+    def acquire(self, digests: Sequence[str], owner: str) -> list[str]:
+        """Mount what is not mounted, note the owner, and return the mounts' paths in the order of `digests`.
+
+        Nothing is noted if a layer fails; layers mounted before it stay mounted for the next one. Acquiring again replaces what the owner had.
+        Raises SandboxFailed(cause="store-lost") for a layer that is missing or damaged.
+        """
+        check_owner(owner)
+        with self._exclusive():
+            paths = [str(self._mount(digest)) for digest in digests]
+            file = self._owners / owner
+            fd = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+            try:
+                os.write(fd, "\n".join([*digests, ""]).encode())
+            finally:
+                os.close(fd)
+        return paths
+
+    def release(self, owner: str) -> None:
+        """The owner uses nothing any more. Idempotent; mounts stay until a sweep."""
+        check_owner(owner)
+        with contextlib.suppress(FileNotFoundError):
+            (self._owners / owner).unlink()
+
+    def sweep(self, keep_owners: Collection[str]) -> list[str]:
+        """Forget owners that are not in `keep_owners`, unmount what nobody uses, and drop local copies that nobody has mounted and the store
+        no longer has. Returns the digests unmounted."""
+        with self._exclusive():
+            with contextlib.suppress(FileNotFoundError):
+                for owner in os.listdir(self._owners):
+                    if owner not in keep_owners:
+                        self.release(owner)
+            used = self.uses()
+            self._rediscover()
+            gone = [digest for digest in list(self._mounted) if digest not in used]
+            for digest in gone:
+                self._unmount(digest)
+            wanted = {digest.removeprefix("sha256:") for digest in self._mounted} | {
+                digest.removeprefix("sha256:") for digest in self._store.layers()
+            }
+            with contextlib.suppress(FileNotFoundError):
+                for file in self._local.iterdir():
+                    if file.name.removesuffix(".erofs") not in wanted:
+                        file.unlink(missing_ok=True)
+        return gone
+
+    def while_unused(self, digest: str, action: Callable[[], None]) -> set[str]:
+        """Unless somebody uses the layer: unmount it, forget its local copy and do `action` before anybody can acquire it. Returns its owners."""
+        with self._exclusive():
+            if owners := self.uses().get(digest):
+                return owners
+            self._rediscover()
+            self._unmount(digest)
+            action()
+            self._local_copy(digest).unlink(missing_ok=True)
+        return set()
+
+    # -- mounts --------------------------------------------------------------------------------------------------------------------------
+
+    @contextlib.contextmanager
+    def _exclusive(self) -> Iterator[None]:
+        """One at a time among this process's threads and all processes on this `run`."""
+        with self._lock:
+            if not self._ready:
+                for folder in (self._local, self._mounts, self._owners):
+                    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+            fd = os.open(self._lock_path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            try:
+                fcntl.flock(fd, fcntl.LOCK_EX)
+                if not self._ready:
+                    self._rediscover()
+                    self._ready = True
+                yield
+            finally:
+                os.close(fd)
+
+    def _rediscover(self) -> None:
+        """Take over what is mounted already: an earlier process of ours did it. A mount's source names its digest."""
+        self._mounted.clear()
+        for mount in mounts_below(self._mounts):
+            if mount.kind == "erofs" and Path(mount.source).suffix == ".erofs":
+                self._mounted["sha256:" + Path(mount.source).stem] = Path(mount.target)
+
+    def _local_copy(self, digest: str) -> Path:
+        return self._local / f"{digest.removeprefix('sha256:')}.erofs"
+
+    def _target(self, digest: str) -> Path:
+        """The mount point; longer than usual if another layer's digest begins alike."""
+        plain = digest.removeprefix("sha256:")
+        taken = set(self._mounted.values())
+        return next(path for path in (self._mounts / plain[:length] for length in (_SHORT, 24, 64)) if path not in taken)
+
+    def _still_mounted(self, target: Path) -> bool:
+        """Another process may have unmounted it since. A mount's root is on another device than the folder around it."""
+        try:
+            return os.stat(target).st_dev != os.stat(self._mounts).st_dev
+        except OSError:
+            return False
+
+    def _mount(self, digest: str) -> Path:
+        if (target := self._mounted.get(digest)) is not None and self._still_mounted(target):
+            return target
+        self._rediscover()
+        if (target := self._mounted.get(digest)) is not None:
+            return target
+        manifest = self._store.manifest(digest)
+        label = manifest.name
+        folder = self._store.folder(digest)
+        try:
+            metadata = self._verified_metadata(manifest)
+            size = (folder / DATA).stat().st_size
+            if size != manifest.identity.data.size:
+                raise ValueError(f"its data has {size} bytes instead of {manifest.identity.data.size}")
+            target = self._target(digest)
+            target.mkdir(exist_ok=True, mode=0o700)
+            mount_erofs(metadata, [folder / DATA], target)
+        except (OSError, ValueError) as error:
+            raise lost(label, digest, str(error)) from error
+        self._mounted[digest] = target
+        return target
+
+    def _verified_metadata(self, manifest: Manifest) -> Path:
+        """The local copy, made or made anew where it is missing or damaged."""
+        local, expected = self._local_copy(manifest.digest), manifest.identity.metadata
+        try:
+            if digest_file(local) == expected:
+                return local
+        except FileNotFoundError:
+            pass
+        copy_verified(self._store.folder(manifest.digest) / METADATA, local, expected)
+        return local
+
+    def _unmount(self, digest: str) -> None:
+        """Not lazily: overlays hold clones of the mount, which keep the file system alive but not this mount busy."""
+        if (target := self._mounted.pop(digest, None)) is None:
+            return
+        try:
+            unmount(target)
+        except OSError as error:
+            if error.errno not in (errno.EINVAL, errno.ENOENT):
+                self._mounted[digest] = target
+                raise
+        with contextlib.suppress(OSError):
+            target.rmdir()

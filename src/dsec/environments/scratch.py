@@ -1,0 +1,280 @@
+"""The writable folders of sandboxes: one btrfs subvolume each, with a limit on what it may hold.
+
+Where the folder is not on a btrfs with quotas, an image file is made for one beside it and mounted over it. Mount and loop device outlive us:
+the next `open` takes them over.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import os
+import shutil
+import stat
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from dsec.environments.names import check_owner
+from dsec.environments.tools import run_tool
+from dsec.kernel import btrfs
+from dsec.kernel.loop import attached_loop
+from dsec.kernel.mountinfo import Mount, mount_at
+from dsec.kernel.mounts import ATTR_NOATIME, ATTR_NODEV, ATTR_NOSUID, attach, make_mount, unmount
+from libdsec.errors import Conflict, DSecError, InvalidArgument, QuotaExceeded, Unsupported
+
+__all__ = ["MINIMUM_BYTES", "ScratchCapabilities", "ScratchStore"]
+
+MINIMUM_BYTES: Final = 128 << 20
+"""mkfs.btrfs makes nothing smaller."""
+
+_LIMIT_FLOOR: Final = 1 << 20
+"""An empty subvolume and the two folders in it take some tens of KiB of metadata, which count too."""
+
+_FREE_SHARE: Final = 0.8
+
+
+@dataclass(frozen=True, slots=True)
+class ScratchCapabilities:
+    """`disk_limit`: limits hold. `snapshot`: O(1) copies. `image`: it lies in a file of ours."""
+
+    disk_limit: bool
+    snapshot: bool
+    image: bool
+
+
+class ScratchStore:
+    """Writable folders below `path` (default `<state>/scratch`). `open` before use; all else takes microseconds and is thread-safe.
+
+    `size_bytes` is the most that an image made here may grow to; default: 80 % of what is free. On a host without btrfs or loop devices the
+    folders are plain and a limit is refused with Unsupported.
+    """
+
+    def __init__(self, state: Path, run: Path, size_bytes: int | None = None, path: Path | None = None) -> None:
+        if size_bytes is not None and size_bytes < MINIMUM_BYTES:
+            raise InvalidArgument(f"scratch: size {size_bytes} is too small; at least {MINIMUM_BYTES} bytes", field="scratch_size")
+        self.path = Path(path) if path is not None else Path(state) / "scratch"
+        self.image = self.path.with_name(self.path.name + ".img")
+        self._run = Path(run)
+        self._size = size_bytes
+        self._fd: int | None = None
+        self._filesystem = ""
+        self._capabilities = ScratchCapabilities(disk_limit=False, snapshot=False, image=False)
+
+    @property
+    def capabilities(self) -> ScratchCapabilities:
+        """What was found at `open`."""
+        return self._capabilities
+
+    # -- opening and closing -------------------------------------------------------------------------------------------------------------
+
+    def open(self) -> None:
+        """Take over or make what is needed. Idempotent. Takes some 100 ms where an image has to be made."""
+        if self._fd is not None:
+            return
+        self.path.mkdir(parents=True, exist_ok=True, mode=0o700)
+        self._run.mkdir(parents=True, exist_ok=True)
+        with self._setting_up():
+            if not self._attach_folder(ours=mount_at(self.path) is not None):
+                try:
+                    self._mount_image()
+                except (FileNotFoundError, PermissionError, Unsupported):
+                    self._open_plain()
+                else:
+                    if not self._attach_folder(ours=True):
+                        raise DSecError(f"scratch: quotas do not hold on {self.path}", cause="scratch")
+
+    def close(self, *, unmount: bool = False) -> None:
+        """Let go; with `unmount` the image's mount and loop device go too. Conflict while a sandbox still uses it."""
+        if self._fd is not None:
+            os.close(self._fd)
+            self._fd = None
+        mounted = mount_at(self.path)
+        if unmount and mounted is not None and self._is_ours(mounted):
+            _unmount_scratch(self.path)
+
+    @contextlib.contextmanager
+    def _setting_up(self) -> Iterator[None]:
+        """One process at a time makes the image."""
+        fd = os.open(self.path.with_name(self.path.name + ".lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX)
+            yield
+        finally:
+            os.close(fd)
+
+    def _is_ours(self, mounted: Mount) -> bool:
+        return mounted.kind == "btrfs" and mounted.source.startswith("/dev/loop") and self.image.exists()
+
+    def _attach_folder(self, *, ours: bool) -> bool:
+        """Use the folder if it is on btrfs with quotas; they are turned on only where the file system is our own."""
+        fd = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            try:
+                filesystem = btrfs.filesystem_id(fd)
+            except OSError as error:
+                if error.errno not in (errno.ENOTTY, errno.EINVAL, errno.EOPNOTSUPP):
+                    raise
+                return False
+            if btrfs.quota_mode(filesystem) is None and ours:
+                btrfs.enable_simple_quota(fd)
+            if btrfs.quota_mode(filesystem) is None:
+                return False
+            self._fd, fd = fd, -1
+        finally:
+            if fd >= 0:
+                os.close(fd)
+        self._filesystem = filesystem
+        self._capabilities = ScratchCapabilities(disk_limit=True, snapshot=True, image=ours)
+        if ours:
+            self._drop_stale_quotas()
+        return True
+
+    def _open_plain(self) -> None:
+        self._fd = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        self._capabilities = ScratchCapabilities(disk_limit=False, snapshot=False, image=False)
+
+    def _mount_image(self) -> None:
+        """Mount the image, made first if it is not there. One that does not mount is left by a crash of the host and holds no live sandbox."""
+        if self.image.exists():
+            try:
+                _mount(self.image, self.path)
+                return
+            except OSError as error:
+                if error.errno not in (errno.EINVAL, errno.EIO, errno.EUCLEAN):
+                    raise
+                self.image.unlink()
+        size = self._size or max(MINIMUM_BYTES, int(shutil.disk_usage(self.path.parent).free * _FREE_SHARE))
+        aside = self.image.with_name(self.image.name + ".new")
+        try:
+            with aside.open("wb") as file:
+                os.fchmod(file.fileno(), 0o600)
+                file.truncate(size)
+            run_tool(["mkfs.btrfs", "--quiet", "--force", "--data", "single", "--metadata", "single", str(aside)])
+            aside.rename(self.image)
+        finally:
+            aside.unlink(missing_ok=True)
+        _mount(self.image, self.path)
+
+    # -- folders of sandboxes ------------------------------------------------------------------------------------------------------------
+
+    def create(self, sandbox_id: str, limit_bytes: int | None) -> Path:
+        """A new folder for the sandbox, holding `upper` (0755) and `work`, both 0:0. Conflict if it has one; nothing is left on failure.
+
+        QuotaExceeded(cause="disk") if the scratch store itself is full.
+        """
+        parent, name = self._open_fd(), check_owner(sandbox_id)
+        if limit_bytes is not None and limit_bytes < _LIMIT_FLOOR:
+            raise InvalidArgument(f"disk_limit_mb: at least {_LIMIT_FLOOR} bytes, not {limit_bytes}", field="disk_limit_mb")
+        if limit_bytes is not None and not self._capabilities.disk_limit:
+            raise Unsupported("disk_limit_mb: this host's scratch store has no quotas", field="disk_limit_mb")
+        try:
+            if self._capabilities.snapshot:
+                btrfs.create_subvolume(parent, name)
+            else:
+                os.mkdir(name, 0o755, dir_fd=parent)
+        except OSError as error:
+            if error.errno == errno.EEXIST:
+                raise Conflict(f"sandbox_id: {name} has a scratch folder already", field="sandbox_id") from None
+            raise _typed(error) from error
+        try:
+            self._furnish(parent, name, limit_bytes)
+        except BaseException as error:
+            with contextlib.suppress(OSError):
+                self.destroy(name)
+            raise _typed(error) if isinstance(error, OSError) else error from error
+        return self.path / name
+
+    def _furnish(self, parent: int, name: str, limit_bytes: int | None) -> None:
+        fd = os.open(name, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=parent)
+        try:
+            os.mkdir("upper", 0o755, dir_fd=fd)
+            os.mkdir("work", 0o755, dir_fd=fd)
+            if limit_bytes is not None:
+                btrfs.set_limit(fd, btrfs.subvolume_id(fd), limit_bytes)
+        finally:
+            os.close(fd)
+
+    def destroy(self, sandbox_id: str) -> None:
+        """Remove the sandbox's folder with all in it. Idempotent."""
+        parent, name = self._open_fd(), check_owner(sandbox_id)
+        if not self._capabilities.snapshot:
+            with contextlib.suppress(FileNotFoundError):
+                shutil.rmtree(self.path / name)
+            return
+        with contextlib.suppress(FileNotFoundError):
+            btrfs.destroy_subvolume(parent, name)
+
+    def usage(self, sandbox_id: str) -> int | None:
+        """Bytes that the sandbox is charged with; None if it has no folder or the host does not count. New writes show after some time."""
+        if not self._capabilities.disk_limit:
+            return None
+        try:
+            fd = os.open(check_owner(sandbox_id), os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=self._open_fd())
+        except FileNotFoundError:
+            return None
+        try:
+            return btrfs.referenced_bytes(self._filesystem, btrfs.subvolume_id(fd))
+        finally:
+            os.close(fd)
+
+    def list(self) -> set[str]:
+        """Ids of all sandboxes that have a folder."""
+        fd = self._open_fd()
+        names = set()
+        for name in os.listdir(fd):
+            with contextlib.suppress(FileNotFoundError):
+                found = os.stat(name, dir_fd=fd, follow_symlinks=False)
+                if stat.S_ISDIR(found.st_mode) and (not self._capabilities.snapshot or found.st_ino == btrfs.ROOT_INODE):
+                    names.add(name)
+        return names
+
+    def _open_fd(self) -> int:
+        if self._fd is None:
+            raise DSecError("scratch: not open", cause="scratch", ran="not-run")
+        return self._fd
+
+    def _drop_stale_quotas(self) -> None:
+        """Quota groups of subvolumes that are no more would slow every commit. Newer kernels drop them by themselves, older ones leave them."""
+        fd = self._open_fd()
+        alive = {btrfs.TOP_LEVEL}
+        for name in self.list():
+            with contextlib.suppress(FileNotFoundError):
+                folder = os.open(name, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=fd)
+                alive.add(btrfs.subvolume_id(folder))
+                os.close(folder)
+        for stale in btrfs.qgroup_ids(self._filesystem) - alive:
+            with contextlib.suppress(OSError):  # busy: its subvolume is still being cleaned up
+                btrfs.drop_quota(fd, stale)
+
+
+def _mount(image: Path, target: Path) -> None:
+    """Sandboxes' data are gone with the host, so nothing is checksummed; what is freed goes back to the file below."""
+    with attached_loop(image) as device:
+        mount = make_mount(
+            "btrfs",
+            source=device,
+            options=[("nodatasum", None), ("discard", "async")],
+            attributes=ATTR_NOATIME | ATTR_NOSUID | ATTR_NODEV,
+        )
+        try:
+            attach(mount, target)
+        finally:
+            os.close(mount)
+
+
+def _unmount_scratch(path: Path) -> None:
+    try:
+        unmount(path)
+    except OSError as error:
+        if error.errno == errno.EBUSY:
+            raise Conflict(f"scratch: {path} is in use", cause="in-use") from error
+        raise
+
+
+def _typed(error: OSError) -> Exception:
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return QuotaExceeded(f"scratch: the disk for sandboxes' files is full: {error}", field="disk_limit_mb", cause="disk")
+    return error

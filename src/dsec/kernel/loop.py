@@ -1,0 +1,83 @@
+"""Loop devices: a file as a block device."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import os
+import struct
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final
+
+from dsec.kernel.syscalls import fail
+
+__all__ = ["attached_loop", "loop_devices_of"]
+
+_LOOP_CTL_GET_FREE: Final = 0x4C82
+_LOOP_CONFIGURE: Final = 0x4C0A
+_AUTOCLEAR: Final = 4
+_DIRECT_IO: Final = 16
+
+_CONFIG = struct.Struct("=II 5Q 4I 64s 64s 32s 2Q 8Q")
+"""struct loop_config: fd, block_size, then struct loop_info64, then reserved."""
+
+
+def pack_config(fd: int, flags: int, name: bytes) -> bytes:
+    """A struct loop_config for the whole of a file."""
+    return _CONFIG.pack(fd, 0, 0, 0, 0, 0, 0, 0, 0, 0, flags, name[:63], b"", b"", 0, 0, *[0] * 8)
+
+
+@contextlib.contextmanager
+def attached_loop(file: Path, *, direct_io: bool = True) -> Iterator[Path]:
+    """A loop device over `file`, read-write, as long as the context or a mount made in it needs it.
+
+    The kernel detaches it when its last user is gone (LO_FLAGS_AUTOCLEAR): a crash cannot leave it behind. With `direct_io` pages are not kept
+    twice in memory; where the file's system has none, it is done without.
+    """
+    backing = os.open(file, os.O_RDWR | os.O_CLOEXEC)
+    try:
+        device, fd = _attach(backing, os.fsencode(file), direct_io)
+    finally:
+        os.close(backing)
+    try:
+        yield device
+    finally:
+        os.close(fd)
+
+
+def _attach(backing: int, name: bytes, direct_io: bool) -> tuple[Path, int]:
+    control = os.open("/dev/loop-control", os.O_RDWR | os.O_CLOEXEC)
+    try:
+        while True:
+            try:
+                number = fcntl.ioctl(control, _LOOP_CTL_GET_FREE)
+            except OSError as error:
+                raise fail("ioctl(LOOP_CTL_GET_FREE)", error.errno or 0, "/dev/loop-control") from None
+            device = Path(f"/dev/loop{number}")
+            fd = os.open(device, os.O_RDWR | os.O_CLOEXEC)
+            try:
+                fcntl.ioctl(fd, _LOOP_CONFIGURE, pack_config(backing, _AUTOCLEAR | (_DIRECT_IO if direct_io else 0), name))
+            except OSError as error:
+                os.close(fd)
+                if error.errno == errno.EBUSY:  # somebody else was given the same free number
+                    continue
+                if error.errno == errno.EINVAL and direct_io:
+                    direct_io = False
+                    continue
+                raise fail("ioctl(LOOP_CONFIGURE)", error.errno or 0, device) from None
+            return device, fd
+    finally:
+        os.close(control)
+
+
+def loop_devices_of(file: Path) -> list[Path]:
+    """Devices that are attached to `file` now."""
+    found: list[Path] = []
+    wanted = os.path.realpath(file)
+    for entry in Path("/sys/block").glob("loop*/loop/backing_file"):
+        with contextlib.suppress(OSError):
+            if entry.read_text().rstrip("\n") == wanted:
+                found.append(Path("/dev") / entry.parts[3])
+    return found
