@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 import math
 import statistics
+import sys
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-__all__ = ["Block", "Series", "percentile", "run_block"]
+__all__ = ["Block", "Series", "percentile", "run_block", "run_rounds"]
 
 
 def percentile(samples: Sequence[float], share: float) -> float:
@@ -60,8 +62,6 @@ async def run_block(count: int, concurrency: int, operation: Callable[[], Awaita
 
     Failures are counted, the first is kept; after `give_up_after` of them without one success the block ends early.
     """
-    import asyncio
-
     block = Block()
     left = count
 
@@ -79,3 +79,20 @@ async def run_block(count: int, concurrency: int, operation: Callable[[], Awaita
     await asyncio.gather(*(work() for _ in range(min(concurrency, count))))
     block.wall_s = time.perf_counter() - started
     return block
+
+
+async def run_rounds(rounds: int, things: Mapping[str, Callable[[], Awaitable[Block]]]) -> dict[str, Series]:
+    """Every thing once a round, in turn: what disturbs the machine for a while then disturbs all of them."""
+    series = {name: Series() for name in things}
+    for number in range(rounds):
+        for name, measure in things.items():
+            block = await measure()
+            series[name].blocks.append(block)
+            note = f", {block.failures} failed: {block.first_error}" if block.failures else ""
+            print(
+                f"round {number + 1}/{rounds} {name}: {len(block.samples_ms)} in {block.wall_s:.2f} s, "
+                f"p50 {percentile(block.samples_ms, 0.5):.2f} ms{note}",
+                file=sys.stderr,
+                flush=True,
+            )
+    return series

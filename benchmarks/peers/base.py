@@ -72,8 +72,6 @@ class Peer:
 
     name: ClassVar[str]
     how: ClassVar[dict[str, str]] = {}
-    copies_at_once: ClassVar[int] = 16
-    """How many operations the benchmark may have under way at once."""
 
     async def open(self, tree: Path, tar: Path, folder: Path) -> None:
         """Ready to create from `tree` (mounted root) or `tar` (the same as an archive); everything made goes below `folder`."""
@@ -96,7 +94,8 @@ class Peer:
     async def exec_true(self, sandbox: str) -> float:
         raise PeerUnavailable(f"{self.name} has no exec")
 
-    async def stdout(self, sandbox: str, size: int) -> float:
+    async def stdout(self, sandbox: str, argv: list[str], size: int) -> float:
+        """Run `argv` inside and read the `size` bytes that it writes."""
         raise PeerUnavailable(f"{self.name} has no exec")
 
     async def copy_in(self, sandbox: str, local: Path, remote: str) -> float:

@@ -141,7 +141,7 @@ class Docker(_DockerPeer):
 
     name: ClassVar[str] = "docker"
     how: ClassVar[dict[str, str]] = {
-        "create": "Engine API on the socket: create, start, wait for the container's own command `true`; network none; removal not in the latency",
+        "create": "Engine API on the socket: create, start, wait for its own command `true`; network none; removal not in the latency",
         "exec": "Engine API on the socket: exec create, start, read to the end, inspect for the exit code",
     }
 
@@ -199,7 +199,7 @@ class DockerCommand(_DockerPeer):
     how: ClassVar[dict[str, str]] = {
         "create": "docker run --rm --network none IMAGE true",
         "exec": "docker exec CONTAINER true",
-        "streams": "docker exec CONTAINER head -c ...; docker cp",
+        "streams": "docker exec CONTAINER with its stdout on a pipe; docker cp",
     }
 
     async def open(self, tree: Path, tar: Path, folder: Path) -> None:
@@ -224,8 +224,8 @@ class DockerCommand(_DockerPeer):
     async def exec_true(self, sandbox: str) -> float:
         return await run_command([*self._docker, "exec", sandbox, "true"])
 
-    async def stdout(self, sandbox: str, size: int) -> float:
-        return await drain_command([*self._docker, "exec", sandbox, "head", "-c", str(size), "/dev/zero"], size)
+    async def stdout(self, sandbox: str, argv: list[str], size: int) -> float:
+        return await drain_command([*self._docker, "exec", sandbox, *argv], size)
 
     async def copy_in(self, sandbox: str, local: Path, remote: str) -> float:
         return await run_command([*self._docker, "cp", "--quiet", str(local), f"{sandbox}:{remote}"], timeout=300)

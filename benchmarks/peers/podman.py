@@ -20,9 +20,9 @@ class Podman(Peer):
 
     name: ClassVar[str] = "podman"
     how: ClassVar[dict[str, str]] = {
-        "create": "podman run --rm --network none --runtime crun IMAGE true, until the command has exited (and, as podman does it, is removed)",
+        "create": "podman run --rm --network none --runtime crun IMAGE true, until the container is removed, as podman has it",
         "exec": "podman exec CONTAINER true",
-        "streams": "podman exec CONTAINER head -c ...; podman cp",
+        "streams": "podman exec CONTAINER with its stdout on a pipe; podman cp",
     }
 
     async def open(self, tree: Path, tar: Path, folder: Path) -> None:
@@ -55,8 +55,8 @@ class Podman(Peer):
             raise
 
     async def _private_mounts(self) -> list[str]:
-        """All commands run in one mount namespace, so that no mount of podman's stays. crun refuses a v1 host that also has a v2 hierarchy with
-        a controller in it, so that hierarchy is not seen there. The way in costs each command about 1 ms.
+        """All commands run in one mount namespace, so that no mount of podman's stays. crun refuses a v1 host that also has a v2 hierarchy
+        with a controller in it, so that hierarchy is not seen there. The way in costs each command about 1 ms.
         """
         script = "umount -l /sys/fs/cgroup/unified 2>/dev/null; echo ready; exec sleep infinity"
         argv = [which("unshare"), "--mount", "--propagation", "private", "sh", "-c", script]
@@ -88,8 +88,8 @@ class Podman(Peer):
     async def exec_true(self, sandbox: str) -> float:
         return await run_command([*self._podman, "exec", sandbox, "true"])
 
-    async def stdout(self, sandbox: str, size: int) -> float:
-        return await drain_command([*self._podman, "exec", sandbox, "head", "-c", str(size), "/dev/zero"], size)
+    async def stdout(self, sandbox: str, argv: list[str], size: int) -> float:
+        return await drain_command([*self._podman, "exec", sandbox, *argv], size)
 
     async def copy_in(self, sandbox: str, local: Path, remote: str) -> float:
         return await run_command([*self._podman, "cp", str(local), f"{sandbox}:{remote}"], timeout=300)

@@ -1,0 +1,89 @@
+"""Tables of what the benchmarks wrote: `python -m benchmarks.report build/bench/*.json`."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+__all__ = ["print_document", "rows"]
+
+BENCH = Path(__file__).resolve().parent.parent / "build" / "bench"
+MEASURES = ("n", "p50_ms", "p99_ms", "per_s", "mb_per_s", "failures")
+
+
+def rows(document: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Everything measured in a benchmark's document, by its path of keys; what is absent too, with its reason."""
+
+    def walk(path: str, value: Any) -> Iterator[tuple[str, dict[str, Any]]]:
+        if not isinstance(value, dict):
+            return
+        if "absent" in value:
+            yield path, value
+            return
+        if any(name in value for name in ("p50_ms", "per_s", "mb_per_s", "failures")):
+            yield path, value
+        for name, below in value.items():
+            if name != "budgets":
+                yield from walk(f"{path} {name}".strip(), below)
+
+    for name, value in document.items():
+        if name == "peers":
+            for peer, measured in value.items():
+                yield from walk(peer, measured)
+        elif name.startswith(("dsec", "floor")):
+            yield from walk(name, value)
+
+
+def _measures(document: dict[str, Any]) -> Table:
+    table = Table(title=f"{document['benchmark']}: {document['command']}", title_justify="left", expand=False)
+    table.add_column("what")
+    for name in MEASURES:
+        table.add_column(name, justify="right")
+    for name, value in rows(document):
+        if "absent" in value:
+            table.add_row(name, f"[dim]{value['absent']}[/dim]")
+        else:
+            table.add_row(name, *(f"{value[measure]:,}" if measure in value else "" for measure in MEASURES))
+    return table
+
+
+def _budgets(document: dict[str, Any]) -> Table:
+    table = Table(title=f"{document['benchmark']}: budgets", title_justify="left", expand=False)
+    for name in ("budget", "limit", "measured", "verdict"):
+        table.add_column(name)
+    for name, judged in document.get("budgets", {}).items():
+        verdict = "[green]met[/green]" if judged["met"] else f"[red]missed by {judged['missed_by']}[/red]"
+        table.add_row(name, judged["budget"], str(judged["measured"]), verdict)
+    return table
+
+
+def print_document(document: dict[str, Any], console: Console | None = None) -> None:
+    """One benchmark as two tables."""
+    console = console or Console()
+    host = document["host"]
+    console.print(
+        f"{host['cpu']}, {document['cpus']} CPUs, {host['memory_mb']} MB, Linux {document['kernel']}, {document['date']}", highlight=False
+    )
+    console.print(_measures(document))
+    console.print(_budgets(document))
+
+
+def main(arguments: list[str]) -> int:
+    """Print all documents; 1 if there are none."""
+    files = [Path(name) for name in arguments] or sorted(BENCH.glob("*.json"))
+    if not files:
+        print(f"no results in {BENCH}: run `make bench`", file=sys.stderr)
+        return 1
+    for file in files:
+        print_document(json.loads(file.read_text()))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

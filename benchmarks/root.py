@@ -1,0 +1,59 @@
+"""The root that everything measured runs on: one Debian environment, built once through `dsec.environments`, for ours and for the peers.
+
+Peers that take a folder get the very EROFS mount that our sandboxes have below them; those that take an archive get a tar of it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from dsec.environments import EnvironmentStore, build
+from libdsec.errors import NotFound
+
+__all__ = ["CACHE", "Root", "shared_root"]
+
+CACHE = Path(__file__).resolve().parent.parent / "build" / "bench-cache"
+NAME = "bench"
+SOURCE = "debian:bookworm"
+PACKAGES = ["python3"]
+
+
+@dataclass(frozen=True, slots=True)
+class Root:
+    """`environment` in `store` is what our sandboxes ask for, `tree` its mount, `tar` the same as an archive."""
+
+    environment: str
+    store: Path
+    tree: Path
+    tar: Path
+
+    def to_json(self) -> dict[str, object]:
+        return {"source": SOURCE, "packages": PACKAGES, "environment": self.environment, "tar_mb": round(self.tar.stat().st_size / 1e6, 1)}
+
+
+@contextlib.contextmanager
+def shared_root(folder: Path, *, cache: Path = CACHE) -> Iterator[Root]:
+    """Builds what the cache lacks; mounts below `folder` and unmounts at the end."""
+    environments = EnvironmentStore(folder / "state", folder / "run", cache / "store")
+    try:
+        digest = environments.show(NAME).digest
+    except NotFound:
+        print(f"building the environment {NAME!r} from {SOURCE}, once", file=sys.stderr)
+        digest = build(environments, NAME, source=SOURCE, include=PACKAGES).digest
+    owner = "benchmark"
+    try:
+        tree = Path(environments.acquire([digest], owner)[0])
+        tar = cache / f"{digest.removeprefix('sha256:')[:12]}.tar"
+        if not tar.exists():
+            partial = tar.with_suffix(".partial")
+            subprocess.run(["tar", "-C", str(tree), "--numeric-owner", "-cf", str(partial), "."], check=True)
+            partial.rename(tar)
+        yield Root(f"{NAME}@{digest}", cache / "store", tree, tar)
+    finally:
+        environments.release(owner)
+        environments.sweep_mounts(())
