@@ -131,4 +131,4 @@ def test_payloads_beyond_the_limit_are_refused_at_the_sender():
     with pytest.raises(ValueError, match="exceeds"):
         encode_frame(wire.EXEC, bytes(wire.MAX_PAYLOAD + 1))
     with pytest.raises(ValueError, match="exceeds"):
-        encode_data(1, 0, bytes(wire.MAX_PAYLOAD - 7))
+        encode_data(1, 0, bytes(wire.MAX_DATA + 1))

@@ -69,13 +69,12 @@ class ContainerChannel:
         op_id: str,
         *,
         limit_seconds: float | None = None,
-        patient: bool = False,
         stdin: bytes | None = None,
     ) -> ExecResult:
         if self._closed:
             raise channel_closed("the channel was let go", "not-run")
         sock = await connect(self._path)
-        conversation = CommandConversation(self._loop, sock, self._path, op_id, limit_seconds=limit_seconds, patient=patient, stdin=stdin)
+        conversation = CommandConversation(self._loop, sock, self._path, op_id, limit_seconds=limit_seconds, stdin=stdin)
         self._open.add(conversation)
         try:
             conversation.send(encode_frame(kind, payload))
@@ -94,7 +93,7 @@ class ContainerChannel:
             raise InvalidArgument(
                 f"stdin of a started command is at most {INLINE_STDIN} bytes; open stdin and write the rest", field="stdin"
             )
-        fields = await self._ask(wire.EXEC, exec_payload(op_id, request, live=False, credit=EXEC_CREDIT), wire.STARTED)
+        fields = await self._ask(wire.EXEC, exec_payload(op_id, request, live=True, credit=0), wire.STARTED)
         return started_session(op_id, "command", fields, background=request.background)
 
     async def attach(
@@ -146,7 +145,7 @@ class ContainerChannel:
         return started_session(session_id, "shell", fields)
 
     async def run_in_session(self, session_id: str, op_id: str, request: SessionRunRequest) -> ExecResult:
-        return await self._command(wire.RUN, run_payload(session_id, op_id, request), op_id, patient=True)
+        return await self._command(wire.RUN, run_payload(session_id, op_id, request), op_id)
 
     async def close_session(self, session_id: str) -> None:
         await self._ask(wire.CLOSE, encode_fields([(wire.T_SESSION_ID, session_id)]))

@@ -34,8 +34,8 @@ KILL_SLACK_SECONDS: Final = 60.0
 class CommandConversation(Conversation):
     """Waits for one result. `result` is done when EXITED came, or failed with the reason; output is gathered, bounded by the request.
 
-    `limit_seconds` is what chronus enforces itself, and `patient` says that even the first answer may take until then (an earlier command
-    of the shell is still running). Only an aether that hangs lets the wait run out here.
+    Chronus enforces the time limit itself; `limit_seconds`, where there is one, only catches an aether that hangs. Without one the wait
+    ends with the command or with the connection, since no answer comes before the end.
     """
 
     def __init__(
@@ -46,19 +46,14 @@ class CommandConversation(Conversation):
         op_id: str,
         *,
         limit_seconds: float | None,
-        patient: bool = False,
         stdin: bytes | None = None,
     ) -> None:
         super().__init__(loop, sock, path)
         self._op_id = op_id
-        self._limit = limit_seconds
         self._output = Output()
-        self._started = patient
         self._stdin = memoryview(stdin) if stdin is not None else None
         self.result: asyncio.Future[ExecResult] = loop.create_future()
-        self._timer: asyncio.TimerHandle | None = None
-        if not patient:
-            self._timer = loop.call_later(ANSWER_SECONDS, self._late)
+        self._timer = None if limit_seconds is None else loop.call_later(limit_seconds + KILL_SLACK_SECONDS, self._late)
 
     def _frame(self, frame: Frame) -> None:
         kind = frame[0]
@@ -70,8 +65,6 @@ class CommandConversation(Conversation):
             self.close()
             if not self.result.done():
                 self.result.set_result(result)
-        elif kind == wire.STARTED:
-            self._started = True
         elif kind == wire.CREDIT:
             self._feed_stdin(decode_number(frame[2]))
         elif kind == wire.ERROR:
@@ -81,7 +74,7 @@ class CommandConversation(Conversation):
         elif kind == wire.EOF:
             if frame[1] == wire.STDIN:
                 self._stdin = None
-        else:
+        elif kind != wire.STARTED:
             raise MalformedFrame(f"kind {kind} has no place in a command's conversation")
 
     def _feed_stdin(self, credit: int) -> None:
@@ -101,14 +94,8 @@ class CommandConversation(Conversation):
             self.result.set_exception(error)
 
     def _late(self) -> None:
-        self._timer = None
-        if not self._started:
-            self.close()
-            self._lost(channel_closed(f"aether did not answer within {ANSWER_SECONDS:.0f} s", "unknown"))
-        elif self._limit is not None:
-            # Chronus kills at the deadline; this one only catches an aether that hangs.
-            self._started = False
-            self._timer = self._loop.call_later(self._limit + KILL_SLACK_SECONDS, self._late)
+        self.close()
+        self._lost(channel_closed("aether gave no result though the command's time was up long ago", "unknown"))
 
     def close(self) -> None:
         super().close()

@@ -33,7 +33,7 @@ MAX_FDS: Final = 4
 async def connect(path: str) -> socket.socket:
     """A connected, non-blocking socket. A Unix connect completes at once, or gives EAGAIN for a full backlog: then it is retried.
 
-    Raises SandboxFailed(cause="channel-closed") if nobody listens and Overloaded if the backlog stays full; nothing was sent in either case.
+    Raises SandboxFailed(cause="channel-closed") if nobody listens and Overloaded if the backlog stays full; nothing was sent then.
     """
     sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK | socket.SOCK_CLOEXEC)
     try:

@@ -65,9 +65,9 @@ def encode_frame(kind: int, payload: bytes = b"", stream: int = 0) -> bytes:
 
 
 def encode_data(stream: int, offset: int, data: bytes | memoryview) -> bytes:
-    """A DATA frame of at most MAX_PAYLOAD - 8 bytes."""
-    if len(data) + 8 > wire.MAX_PAYLOAD:
-        raise ValueError(f"data of {len(data)} bytes exceeds {wire.MAX_PAYLOAD - 8}")
+    """A DATA frame of at most MAX_DATA bytes."""
+    if len(data) > wire.MAX_DATA:
+        raise ValueError(f"data of {len(data)} bytes exceeds {wire.MAX_DATA}")
     return b"".join((_DATA_HEADER.pack(wire.VERSION, wire.DATA, stream, len(data) + 8, offset), data))
 
 
@@ -173,8 +173,8 @@ def _cut(source: bytes | bytearray) -> tuple[list[Frame], int]:
             if stop > end:
                 break
             if kind == wire.DATA:
-                if length < 8:
-                    raise MalformedFrame(f"DATA of {length} bytes has no offset")
+                if not 8 <= length <= wire.MAX_DATA + 8:
+                    raise MalformedFrame(f"DATA of {length} bytes")
                 (offset,) = _OFFSET.unpack_from(source, start)
                 frames.append((kind, stream, bytes(view[start + 8 : stop]), offset))
             else:

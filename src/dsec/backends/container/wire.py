@@ -6,7 +6,8 @@ from typing import Final
 
 VERSION: Final = 1
 HEADER_BYTES: Final = 8
-MAX_PAYLOAD: Final = 1 << 20
+MAX_PAYLOAD: Final = 4 << 20
+MAX_DATA: Final = 1 << 20
 
 STDIN: Final = 0
 STDOUT: Final = 1

@@ -1,0 +1,89 @@
+"""Capabilities, hidden and read-only paths, and settings of a sandbox's namespaces. Data, but for what depends on the id range."""
+
+from __future__ import annotations
+
+from typing import Final
+
+__all__ = ["CAPABILITIES", "MASKED", "READ_ONLY", "capability_mask", "sysctls"]
+
+CAPABILITIES: Final[dict[str, int]] = {
+    "CHOWN": 0,
+    "DAC_OVERRIDE": 1,
+    "FOWNER": 3,
+    "FSETID": 4,
+    "KILL": 5,
+    "SETGID": 6,
+    "SETUID": 7,
+    "SETPCAP": 8,
+    "NET_BIND_SERVICE": 10,
+    "SYS_CHROOT": 18,
+    "SETFCAP": 31,
+}
+"""The bounding set, by capability number. What package managers and su need, over the sandbox's own ids only. Not in it, though common
+elsewhere: NET_RAW (ping works by ping_group_range), MKNOD, AUDIT_WRITE, SYS_PTRACE (not needed among one's own processes)."""
+
+MASKED: Final = (
+    # The host's memory, keys, logs and symbols.
+    "/proc/kcore",
+    "/proc/keys",
+    "/proc/key-users",
+    "/proc/kmsg",
+    "/proc/kallsyms",
+    "/proc/kpagecount",
+    "/proc/kpageflags",
+    "/proc/kpagecgroup",
+    "/proc/vmallocinfo",
+    "/proc/slabinfo",
+    "/proc/pagetypeinfo",
+    "/proc/buddyinfo",
+    # What the host runs, and on what.
+    "/proc/acpi",
+    "/proc/asound",
+    "/proc/scsi",
+    "/proc/cmdline",
+    "/proc/config.gz",
+    "/proc/interrupts",
+    "/proc/softirqs",
+    "/proc/iomem",
+    "/proc/ioports",
+    "/proc/modules",
+    "/proc/latency_stats",
+    "/proc/sched_debug",
+    "/proc/schedstat",
+    "/proc/timer_list",
+    "/proc/timer_stats",
+    "/proc/diskstats",
+    "/proc/partitions",
+    "/proc/swaps",
+    "/proc/mdstat",
+    "/proc/fs",
+    "/proc/driver",
+    "/sys/firmware",
+    "/sys/kernel",
+    "/sys/module",
+    "/sys/hypervisor",
+    "/sys/block",
+    "/sys/dev",
+    "/sys/bus",
+    "/sys/power",
+    "/sys/class",
+    "/sys/devices/virtual",
+    "/sys/devices/pci0000:00",
+    "/sys/fs",
+)
+
+READ_ONLY: Final = ("/proc/bus", "/proc/irq", "/proc/sys", "/proc/sysrq-trigger", "/proc/mtrr")
+
+
+def sysctls(uid_base: int, uid_count: int) -> dict[str, str]:
+    """Settings of the sandbox's own network namespace, by path below /proc/sys. It belongs to the host's user namespace, so the group range
+    of ping is in host ids, and binding low ports is granted here rather than by a capability."""
+    return {
+        "net/ipv4/ip_unprivileged_port_start": "0",
+        "net/ipv4/ping_group_range": f"{uid_base} {uid_base + uid_count - 1}",
+    }
+
+
+def capability_mask() -> int:
+    """The bounding set as the kernel's bit mask."""
+    return sum(1 << number for number in CAPABILITIES.values())
