@@ -3,8 +3,9 @@
  *   floor create -n COUNT -c WORKERS [--no-net] [--no-user] LOWER SCRATCH
  *   floor exec -n COUNT LOWER SCRATCH
  *
- * LOWER is a mounted root (the EROFS layer that the sandboxes use), SCRATCH an empty folder. Prints one latency in microseconds a line, then
- * `wall MICROSECONDS` and `failures COUNT`. No cgroup, no seccomp, no channel, no record: what a sandbox takes beyond this is the system's own.
+ * LOWER is a mounted root (the EROFS layer that the sandboxes use), SCRATCH an empty folder. Prints one latency in microseconds a line,
+ * then `wall MICROSECONDS` and `failures COUNT`. No cgroup, no seccomp, no channel, no record: what a sandbox takes beyond this is the
+ * system's own.
  */
 #define _GNU_SOURCE
 #include <errno.h>
@@ -46,26 +47,21 @@ struct birth {
     int gate[2];
     int overlay;
     bool pause;
-    const char *mountpoint;
 };
 
-static double now_us(void)
-{
+static double now_us(void) {
     struct timespec t;
     clock_gettime(CLOCK_MONOTONIC, &t);
     return (double)t.tv_sec * 1e6 + (double)t.tv_nsec / 1e3;
 }
 
-static void warn_once(const char *what)
-{
+static void warn_once(const char *what) {
     static bool said;
-    if (!said)
-        fprintf(stderr, "floor: %s: %s\n", what, strerror(errno));
+    if (!said) fprintf(stderr, "floor: %s: %s\n", what, strerror(errno));
     said = true;
 }
 
-static int clone_tree(const char *path, int userns)
-{
+static int clone_tree(const char *path, int userns) {
     int tree = (int)syscall(SYS_open_tree, AT_FDCWD, path, OPEN_TREE_CLONE | OPEN_TREE_CLOEXEC);
     struct mount_attr attr = {.attr_set = MOUNT_ATTR_IDMAP, .userns_fd = (uint64_t)userns};
     if (tree >= 0 && userns >= 0 && syscall(SYS_mount_setattr, tree, "", AT_EMPTY_PATH, &attr, sizeof attr) < 0) {
@@ -76,24 +72,20 @@ static int clone_tree(const char *path, int userns)
     return tree;
 }
 
-static int set_folder(int fs, const char *key, int tree, const char *name)
-{
+static int set_folder(int fs, const char *key, int tree, const char *name) {
     int fd = openat(tree, name, O_PATH | O_DIRECTORY | O_CLOEXEC);
     int result = fd < 0 ? -1 : (int)syscall(SYS_fsconfig, fs, FSCONFIG_SET_FD, key, NULL, fd);
-    if (fd >= 0)
-        close(fd);
+    if (fd >= 0) close(fd);
     return result;
 }
 
 /* The way that the sandboxes' own roots are composed: idmapped clones of layer and upper, overlay by descriptors. With `userns` < 0
  * neither is idmapped. overlayfs keeps the credentials of FSCONFIG_CMD_CREATE, so they must be the range's first id. */
-static int compose(const char *lower, const char *folder, int userns)
-{
+static int compose(const char *lower, const char *folder, int userns) {
     int result = -1;
     int below = clone_tree(lower, userns), above = clone_tree(folder, userns);
     int fs = (int)syscall(SYS_fsopen, "overlay", FSOPEN_CLOEXEC);
-    if (below < 0 || above < 0 || fs < 0)
-        goto out;
+    if (below < 0 || above < 0 || fs < 0) goto out;
     if (set_folder(fs, "lowerdir+", below, ".") < 0 || set_folder(fs, "upperdir", above, "upper") < 0 ||
         set_folder(fs, "workdir", above, "work") < 0)
         goto out;
@@ -101,75 +93,55 @@ static int compose(const char *lower, const char *folder, int userns)
         setfsgid(RANGE_BASE);
         setfsuid(RANGE_BASE);
     }
-    if (syscall(SYS_fsconfig, fs, FSCONFIG_CMD_CREATE, NULL, NULL, 0) == 0)
-        result = (int)syscall(SYS_fsmount, fs, FSMOUNT_CLOEXEC, 0);
+    if (syscall(SYS_fsconfig, fs, FSCONFIG_CMD_CREATE, NULL, NULL, 0) == 0) result = (int)syscall(SYS_fsmount, fs, FSMOUNT_CLOEXEC, 0);
     if (userns >= 0) {
         setfsuid(0);
         setfsgid(0);
     }
 out:
-    if (result < 0)
-        warn_once("overlay");
-    if (below >= 0)
-        close(below);
-    if (above >= 0)
-        close(above);
-    if (fs >= 0)
-        close(fs);
+    if (result < 0) warn_once("overlay");
+    if (below >= 0) close(below);
+    if (above >= 0) close(above);
+    if (fs >= 0) close(fs);
     return result;
 }
 
-static int write_map(pid_t pid, const char *name)
-{
+static int write_map(pid_t pid, const char *name) {
     char path[64], line[64];
     snprintf(path, sizeof path, "/proc/%d/%s", pid, name);
     int length = snprintf(line, sizeof line, "0 %d %d\n", RANGE_BASE, RANGE_COUNT);
     int fd = open(path, O_WRONLY | O_CLOEXEC);
     int result = fd >= 0 && write(fd, line, (size_t)length) == length ? 0 : -1;
-    if (fd >= 0)
-        close(fd);
+    if (fd >= 0) close(fd);
     return result;
 }
 
-/* /proc is mounted while the old root is still there: a user namespace may mount one only where one is already visible. */
-static void be_sandbox(const struct birth *birth)
-{
+/* The root is attached on /tmp, which everybody may reach: the range's first id need not be able to walk to the scratch folder.
+ * /proc is mounted while the old root is still there: a user namespace may mount one only where one is already visible. */
+static void be_sandbox(const struct birth *birth) {
     int overlay;
-    if (read(birth->gate[0], &overlay, sizeof overlay) != sizeof overlay)
-        _exit(101);
-    if (setresgid(0, 0, 0) < 0 || setresuid(0, 0, 0) < 0)
-        _exit(102);
-    if (mount(NULL, "/", NULL, MS_REC | MS_PRIVATE, NULL) < 0)
-        _exit(103);
-    if (syscall(SYS_move_mount, overlay, "", AT_FDCWD, birth->mountpoint, MOVE_MOUNT_F_EMPTY_PATH) < 0)
-        _exit(104);
-    if (chdir(birth->mountpoint) < 0 || syscall(SYS_pivot_root, ".", ".") < 0)
-        _exit(105);
-    if (mount("proc", "/proc", "proc", MS_NOSUID | MS_NODEV | MS_NOEXEC, NULL) < 0)
-        _exit(106);
-    if (umount2(".", MNT_DETACH) < 0 || chdir("/") < 0)
-        _exit(107);
-    if (mount("tmpfs", "/tmp", "tmpfs", MS_NOSUID | MS_NODEV, "mode=1777") < 0)
-        _exit(108);
-    while (birth->pause)
-        pause();
+    if (read(birth->gate[0], &overlay, sizeof overlay) != sizeof overlay) _exit(101);
+    if (setresgid(0, 0, 0) < 0 || setresuid(0, 0, 0) < 0) _exit(102);
+    if (mount(NULL, "/", NULL, MS_REC | MS_PRIVATE, NULL) < 0) _exit(103);
+    if (syscall(SYS_move_mount, overlay, "", AT_FDCWD, "/tmp", MOVE_MOUNT_F_EMPTY_PATH) < 0) _exit(104);
+    if (chdir("/tmp") < 0 || syscall(SYS_pivot_root, ".", ".") < 0) _exit(105);
+    if (mount("proc", "/proc", "proc", MS_NOSUID | MS_NODEV | MS_NOEXEC, NULL) < 0) _exit(106);
+    if (umount2(".", MNT_DETACH) < 0 || chdir("/") < 0) _exit(107);
+    if (mount("tmpfs", "/tmp", "tmpfs", MS_NOSUID | MS_NODEV, "mode=1777") < 0) _exit(108);
+    while (birth->pause) pause();
     char *argv[] = {"true", NULL}, *envp[] = {NULL};
     execve("/usr/bin/true", argv, envp);
     _exit(109);
 }
 
 /* Clones, maps, composes and lets go. Returns the pid or -1; CLONE_FILES saves handing the overlay's descriptor over. */
-static pid_t bear(const struct options *o, struct birth *birth, const char *folder)
-{
+static pid_t bear(const struct options *o, struct birth *birth, const char *folder) {
     struct clone_args args = {.flags = NAMESPACES | CLONE_FILES, .exit_signal = SIGCHLD};
     args.flags |= (o->net ? CLONE_NEWNET : 0) | (o->user ? CLONE_NEWUSER : 0);
     birth->overlay = -1;
-    birth->mountpoint = folder;
-    if (pipe2(birth->gate, O_CLOEXEC) < 0)
-        return -1;
+    if (pipe2(birth->gate, O_CLOEXEC) < 0) return -1;
     pid_t pid = (pid_t)syscall(SYS_clone3, &args, sizeof args);
-    if (pid == 0)
-        be_sandbox(birth);
+    if (pid == 0) be_sandbox(birth);
     if (pid < 0) {
         warn_once("clone3");
         goto out;
@@ -181,10 +153,8 @@ static pid_t bear(const struct options *o, struct birth *birth, const char *fold
         warn_once("uid_map");
     else
         birth->overlay = compose(o->lower, folder, userns);
-    if (userns >= 0)
-        close(userns);
-    if (birth->overlay < 0 || write(birth->gate[1], &birth->overlay, sizeof birth->overlay) != sizeof birth->overlay)
-        kill(pid, SIGKILL);
+    if (userns >= 0) close(userns);
+    if (birth->overlay < 0 || write(birth->gate[1], &birth->overlay, sizeof birth->overlay) != sizeof birth->overlay) kill(pid, SIGKILL);
     return pid;
 out:
     close(birth->gate[0]);
@@ -192,16 +162,13 @@ out:
     return pid;
 }
 
-static void let_go(struct birth *birth)
-{
+static void let_go(struct birth *birth) {
     close(birth->gate[0]);
     close(birth->gate[1]);
-    if (birth->overlay >= 0)
-        close(birth->overlay);
+    if (birth->overlay >= 0) close(birth->overlay);
 }
 
-static void make_folder(char *folder, const char *scratch, int worker, long index)
-{
+static void make_folder(char *folder, const char *scratch, int worker, long index) {
     char path[PATH_BYTES + 16];
     snprintf(folder, PATH_BYTES, "%s/%d-%ld", scratch, worker, index);
     mkdir(folder, 0755);
@@ -211,8 +178,7 @@ static void make_folder(char *folder, const char *scratch, int worker, long inde
     mkdir(path, 0755);
 }
 
-static void remove_folder(const char *folder)
-{
+static void remove_folder(const char *folder) {
     static const char *const names[] = {"/work/work", "/work", "/upper", ""};
     char path[PATH_BYTES + 16];
     for (size_t i = 0; i < sizeof names / sizeof *names; i++) {
@@ -221,24 +187,20 @@ static void remove_folder(const char *folder)
     }
 }
 
-static int wait_for(pid_t pid)
-{
+static int wait_for(pid_t pid) {
     int status;
     while (waitpid(pid, &status, 0) < 0)
-        if (errno != EINTR)
-            return -1;
+        if (errno != EINTR) return -1;
     if (!WIFEXITED(status) || WEXITSTATUS(status) != 0) {
         static bool said;
-        if (!said)
-            fprintf(stderr, "floor: child ended with status 0x%x\n", status);
+        if (!said) fprintf(stderr, "floor: child ended with status 0x%x\n", status);
         said = true;
         return -1;
     }
     return 0;
 }
 
-static void create_many(const struct options *o, int worker, double *samples)
-{
+static void create_many(const struct options *o, int worker, double *samples) {
     char folder[PATH_BYTES];
     for (long i = worker; i < o->count; i += o->workers) {
         struct birth birth = {.pause = false};
@@ -247,19 +209,16 @@ static void create_many(const struct options *o, int worker, double *samples)
         pid_t pid = bear(o, &birth, folder);
         bool good = pid > 0 && wait_for(pid) == 0;
         samples[i] = good ? now_us() - start : -1;
-        if (pid > 0)
-            let_go(&birth);
+        if (pid > 0) let_go(&birth);
         remove_folder(folder);
     }
 }
 
 /* One command the way a session enters a sandbox: setns by pidfd, then a child inside the pid namespace that execs. */
-static int run_inside(int pidfd, uint64_t namespaces)
-{
+static int run_inside(int pidfd, uint64_t namespaces) {
     pid_t outer = fork();
     if (outer == 0) {
-        if (setns(pidfd, (int)namespaces) < 0 || setresgid(0, 0, 0) < 0 || setresuid(0, 0, 0) < 0)
-            _exit(110);
+        if (setns(pidfd, (int)namespaces) < 0 || setresgid(0, 0, 0) < 0 || setresuid(0, 0, 0) < 0) _exit(110);
         pid_t inner = vfork();
         if (inner == 0) {
             char *argv[] = {"true", NULL}, *envp[] = {NULL};
@@ -271,8 +230,7 @@ static int run_inside(int pidfd, uint64_t namespaces)
     return outer > 0 ? wait_for(outer) : -1;
 }
 
-static void exec_many(const struct options *o, double *samples)
-{
+static void exec_many(const struct options *o, double *samples) {
     char folder[PATH_BYTES];
     struct birth birth = {.pause = true};
     make_folder(folder, o->scratch, 0, 0);
@@ -294,8 +252,7 @@ static void exec_many(const struct options *o, double *samples)
     remove_folder(folder);
 }
 
-static bool parse(int argc, char **argv, struct options *o)
-{
+static bool parse(int argc, char **argv, struct options *o) {
     static const struct option names[] = {{"no-net", no_argument, NULL, 'N'}, {"no-user", no_argument, NULL, 'U'}, {0}};
     *o = (struct options){.count = 100, .workers = 1, .net = true, .user = true};
     for (int c; (c = getopt_long(argc, argv, "n:c:", names, NULL)) != -1;) {
@@ -310,15 +267,13 @@ static bool parse(int argc, char **argv, struct options *o)
         else
             return false;
     }
-    if (argc - optind != 3 || o->count < 1 || o->workers < 1)
-        return false;
+    if (argc - optind != 3 || o->count < 1 || o->workers < 1) return false;
     o->lower = argv[optind + 1];
     o->scratch = argv[optind + 2];
     return true;
 }
 
-int main(int argc, char **argv)
-{
+int main(int argc, char **argv) {
     struct options o;
     if (!parse(argc, argv, &o)) {
         fprintf(stderr, "usage: floor [-n COUNT] [-c WORKERS] [--no-net] [--no-user] create|exec LOWER SCRATCH\n");
