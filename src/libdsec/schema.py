@@ -292,6 +292,9 @@ class FileStat(msgspec.Struct, kw_only=True):
     nlink: int = 1
     target: str | None = None
     """Of a symlink."""
+    raw_path: bytes | None = None
+    """Where `path` or `target` is not UTF-8: the bytes of the path; `path` then shows replacement characters."""
+    raw_target: bytes | None = None
 
 
 class LayerInfo(msgspec.Struct, kw_only=True):

@@ -7,9 +7,14 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import socket
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
+
+import msgspec
+from files_double import FilesDouble
+from process_double import AttachmentDouble, ProcessDouble, SessionDouble, send_signal
 
 from libdsec.errors import Conflict, InvalidArgument, NotFound, Unsupported
 from libdsec.schema import (
@@ -21,9 +26,13 @@ from libdsec.schema import (
     NodeInfo,
     ProcessInfo,
     SandboxInfo,
+    SessionInfo,
+    SessionRequest,
+    SessionRunRequest,
     SignalRequest,
     UpdateRequest,
 )
+from libdsec.signals import signal_number
 
 _ids = itertools.count(1)
 
@@ -56,8 +65,11 @@ class EdgeDouble:
         self.environments = Catalog()
         self.sandboxes: dict[str, SandboxInfo] = {}
         self.by_key: dict[str, BatchResult] = {}
-        self.results: dict[str, ExecResult] = {}
-        self.running: dict[str, asyncio.Task[ExecResult]] = {}
+        self.commands: dict[str, ProcessDouble] = {}
+        self.runs = 0
+        self.attachments: list[AttachmentDouble] = []
+        self.open_sessions: dict[str, SessionDouble] = {}
+        self.files_users: list[str] = []
         self.creates_cancelled = 0
         self.execs_abandoned = 0
         self.create_gate: asyncio.Event | None = None
@@ -132,76 +144,120 @@ class EdgeDouble:
         sandbox.state = "running"
         return sandbox
 
-    def _begin(self, sandbox_id: str, request: ExecRequest) -> str:
-        if self._sandbox(sandbox_id).state != "running":
-            raise Conflict(f"{sandbox_id} is {self._sandbox(sandbox_id).state}", cause=self._sandbox(sandbox_id).state)
+    def _begin(self, sandbox_id: str, request: ExecRequest) -> ProcessDouble:
+        state = self._sandbox(sandbox_id).state
+        if state != "running":
+            raise Conflict(f"{sandbox_id} is {state}", cause=state)
         if (request.argv is None) == (request.shell is None):
             raise InvalidArgument("give exactly one of argv and shell", field="argv")
         if self.on_exec is not None:
             self.on_exec(request)
         op_id = request.op_id or f"op-{next(_ids)}"
-        if op_id not in self.results and op_id not in self.running:
-            self.running[op_id] = asyncio.create_task(self._command(op_id, request))
-        return op_id
+        process = self.commands.get(op_id)
+        if process is None:
+            self.runs += 1
+            process = self.commands[op_id] = ProcessDouble(op_id, request)
+        return process
 
-    async def _command(self, op_id: str, request: ExecRequest) -> ExecResult:
-        argv = request.argv or ["sh", "-c", request.shell or ""]
-        started = time.time()
-        process = await asyncio.create_subprocess_exec(
-            *argv, stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE, cwd=request.cwd
-        )
-        stdout, stderr = await process.communicate(request.stdin or b"")
-        code = process.returncode or 0
-        result = ExecResult(
-            op_id=op_id,
-            exit_code=code if code >= 0 else None,
-            signal=-code if code < 0 else None,
-            stdout=stdout,
-            stderr=stderr,
-            stdout_bytes=len(stdout),
-            stderr_bytes=len(stderr),
-            started_at=started,
-        )
-        self.results[op_id] = result
-        del self.running[op_id]
-        return result
+    def _command(self, sandbox_id: str, op_id: str) -> ProcessDouble:
+        self._sandbox(sandbox_id)
+        try:
+            return self.commands[op_id]
+        except KeyError:
+            raise NotFound(f"no operation {op_id}", field="op_id") from None
 
     async def exec(self, sandbox_id: str, request: ExecRequest) -> ExecResult:
-        op_id = self._begin(sandbox_id, request)
-        if op_id in self.results:
-            return self.results[op_id]
+        process = self._begin(sandbox_id, request)
         try:
-            return await asyncio.shield(self.running[op_id])
+            return await asyncio.shield(process.task)
         except asyncio.CancelledError:
             self.execs_abandoned += 1
             raise
 
     async def start(self, sandbox_id: str, request: ExecRequest) -> ProcessInfo:
-        return await self.process(sandbox_id, self._begin(sandbox_id, request))
+        process = self._begin(sandbox_id, request)
+        await process.ready.wait()
+        return self._process_info(sandbox_id, process)
+
+    def _process_info(self, sandbox_id: str, process: ProcessDouble) -> ProcessInfo:
+        result = process.result
+        return ProcessInfo(
+            op_id=process.op_id,
+            sandbox_id=sandbox_id,
+            state="running" if result is None else "exited",
+            pid=process.pid,
+            argv=process.request.argv,
+            shell=process.request.shell,
+            background=process.request.background,
+            result=None if result is None else msgspec.structs.replace(result, stdout=b"", stderr=b""),
+        )
 
     async def processes(self, sandbox_id: str) -> Sequence[ProcessInfo]:
-        return [await self.process(sandbox_id, op_id) for op_id in [*self.results, *self.running]]
+        self._sandbox(sandbox_id)
+        return [self._process_info(sandbox_id, each) for each in self.commands.values()]
 
     async def process(self, sandbox_id: str, op_id: str) -> ProcessInfo:
-        self._sandbox(sandbox_id)
-        if op_id in self.running:
-            return ProcessInfo(op_id=op_id, sandbox_id=sandbox_id, state="running")
-        if op_id in self.results:
-            return ProcessInfo(op_id=op_id, sandbox_id=sandbox_id, state="exited", result=self.results[op_id])
-        raise NotFound(f"no operation {op_id}", field="op_id")
+        return self._process_info(sandbox_id, self._command(sandbox_id, op_id))
 
     async def result(self, sandbox_id: str, op_id: str, wait: float = 0.0) -> ExecResult:
-        await self.process(sandbox_id, op_id)
-        if op_id in self.running:
-            await asyncio.wait([self.running[op_id]], timeout=wait)
-        if op_id not in self.results:
+        process = self._command(sandbox_id, op_id)
+        if process.result is None:
+            await asyncio.wait([process.task], timeout=wait)
+        if process.result is None:
             raise Conflict(f"{op_id} still runs", cause="running")
-        return self.results[op_id]
+        return msgspec.structs.replace(process.result, replayed=True)
 
     async def signal(self, sandbox_id: str, op_id: str, request: SignalRequest) -> None:
-        await self.process(sandbox_id, op_id)
+        send_signal(self._command(sandbox_id, op_id), signal_number(request.signal))
+
+    async def attach(
+        self, sandbox_id: str, op_id: str, *, stdout_offset: int = 0, stderr_offset: int = 0, credit: int = 4 << 20
+    ) -> AttachmentDouble:
+        attachment = AttachmentDouble(self._command(sandbox_id, op_id), stdout_offset, stderr_offset, credit)
+        self.attachments.append(attachment)
+        return attachment
+
+    async def open_session(self, sandbox_id: str, request: SessionRequest) -> SessionInfo:
+        self._sandbox(sandbox_id)
+        session_id = f"ss-{next(_ids)}"
+        self.open_sessions[session_id] = await SessionDouble.open(request.cwd)
+        return SessionInfo(session_id=session_id, sandbox_id=sandbox_id)
+
+    async def sessions(self, sandbox_id: str) -> Sequence[SessionInfo]:
+        return [SessionInfo(session_id=each, sandbox_id=sandbox_id) for each in self.open_sessions]
+
+    async def run_in_session(self, sandbox_id: str, session_id: str, request: SessionRunRequest) -> ExecResult:
+        if session_id not in self.open_sessions:
+            raise NotFound(f"no session {session_id}", field="session_id")
+        return await self.open_sessions[session_id].run(request.op_id or f"op-{next(_ids)}", request.shell)
+
+    async def close_session(self, sandbox_id: str, session_id: str) -> None:
+        if session_id not in self.open_sessions:
+            raise NotFound(f"no session {session_id}", field="session_id")
+        await self.open_sessions.pop(session_id).close()
+
+    async def files(self, sandbox_id: str, user: str) -> FilesDouble:
+        self._sandbox(sandbox_id)
+        if self.root is None:
+            raise Unsupported("this double has no files")
+        self.files_users.append(user)
+        return FilesDouble(self.root)
+
+    async def connect(self, sandbox_id: str, port: int) -> int:
+        self._sandbox(sandbox_id)
+        connection = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+        connection.setblocking(False)
+        try:
+            await asyncio.get_running_loop().sock_connect(connection, ("127.0.0.1", port))
+        except OSError as error:
+            connection.close()
+            raise NotFound(f"nothing listens on port {port}: {error.strerror}", field="port", cause="refused") from None
+        return connection.detach()
 
     async def aclose(self) -> None:
-        for task in list(self.running.values()):
+        tasks = [each.task for each in self.commands.values()]
+        for task in tasks:
             task.cancel()
-        await asyncio.gather(*self.running.values(), return_exceptions=True)
+        await asyncio.gather(*tasks, return_exceptions=True)
+        for session in self.open_sessions.values():
+            await session.close()

@@ -13,16 +13,27 @@ from dsec.apiserver.abandon import CancelAbandoned
 from dsec.apiserver.auth import RequireToken
 from dsec.apiserver.contract import EdgeApi
 from dsec.apiserver.failures import answer_error
-from dsec.apiserver.routes import node, processes, sandboxes
+from dsec.apiserver.routes import environments, files, node, processes, sandboxes, sessions, streams
 from dsec.apiserver.wire import WireRequest, WireResponse
 
 __all__ = ["create_app", "create_litestar"]
 
 
+ROUTES = [
+    *node.ROUTES,
+    *sandboxes.ROUTES,
+    *processes.ROUTES,
+    *streams.ROUTES,
+    *sessions.ROUTES,
+    *files.ROUTES,
+    *environments.ROUTES,
+]
+
+
 def create_litestar(edge: EdgeApi) -> Litestar:
     """Litestar with all routes, bare: no authentication and no cancelling of abandoned requests. OpenAPI at /schema/openapi.json."""
     return Litestar(
-        route_handlers=[*node.ROUTES, *sandboxes.ROUTES, *processes.ROUTES],
+        route_handlers=ROUTES,
         state=State({"edge": edge}),
         request_class=WireRequest,
         response_class=WireResponse,

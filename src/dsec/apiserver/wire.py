@@ -7,6 +7,8 @@ carries the path of the field and a create of a thousand sandboxes costs one pas
 from __future__ import annotations
 
 import re
+from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import aclosing
 from typing import Any, NoReturn
 
 import msgspec
@@ -17,7 +19,18 @@ from litestar.types import Receive, Scope, Send
 
 from libdsec.errors import DSecError, InvalidArgument, QuotaExceeded
 
-__all__ = ["JSON", "MAX_BODY_BYTES", "MESSAGEPACK", "Answer", "WireRequest", "WireResponse", "decode_body", "wants_messagepack"]
+__all__ = [
+    "JSON",
+    "MAX_BODY_BYTES",
+    "MESSAGEPACK",
+    "Answer",
+    "StreamAnswer",
+    "WireRequest",
+    "WireResponse",
+    "body_pieces",
+    "decode_body",
+    "wants_messagepack",
+]
 
 MESSAGEPACK = "application/vnd.msgpack"
 JSON = "application/json"
@@ -119,6 +132,55 @@ class Answer:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         await send({"type": "http.response.start", "status": self.status, "headers": self.headers})
         await send({"type": "http.response.body", "body": self.body, "more_body": False})
+
+
+class StreamAnswer:
+    """A response whose body comes piece by piece. Litestar takes it as it is, since it is an ASGI application.
+
+    A failure before the first piece is answered as an error; after it the connection is broken, so that the body does not look complete.
+    """
+
+    __slots__ = ("headers", "length", "pieces", "status")
+
+    def __init__(
+        self,
+        status: int,
+        pieces: AsyncGenerator[bytes, None],
+        *,
+        length: int | None,
+        headers: list[tuple[bytes, bytes]],
+        media_type: bytes = b"application/octet-stream",
+    ) -> None:
+        self.status = status
+        self.pieces = pieces
+        self.length = length
+        self.headers = [(b"content-type", media_type), *headers]
+        if length is not None:
+            self.headers.append((b"content-length", b"%d" % length))
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        async with aclosing(self.pieces) as pieces:
+            first = await anext(pieces, b"")
+            await send({"type": "http.response.start", "status": self.status, "headers": self.headers})
+            if first:
+                await send({"type": "http.response.body", "body": first, "more_body": True})
+                async for piece in pieces:
+                    await send({"type": "http.response.body", "body": piece, "more_body": True})
+        await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+
+async def body_pieces(request: Request[Any, Any, Any]) -> AsyncIterator[bytes]:
+    """The body as it arrives, unlimited. Raises where the client goes away before its end."""
+    while True:
+        message = await request.receive()
+        if message["type"] == "http.disconnect":
+            raise DSecError("the client went away before its request was complete", ran="not-run", cause="disconnected")
+        if message["type"] != "http.request":
+            continue
+        if message["body"]:
+            yield message["body"]
+        if not message.get("more_body", False):
+            return
 
 
 class WireResponse(Response[Any]):
