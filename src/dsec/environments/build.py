@@ -55,12 +55,12 @@ def build(
 ) -> EnvironmentInfo:
     """Build `source` and let `name:tag` mean the layer. Blocks for as long as it takes: run it in a thread.
 
-    `source` is `debian:SUITE` (with the packages `include`), `dir:PATH`, `tar:PATH`, `oci:PATH` (layout or docker archive), or for a workspace
-    `git:PATH[@REF]` and `sdist:PATH`. `kind` defaults to base, for git and sdist to workspace. `dest` is the folder in the sandbox that the
-    tree lies in: for a base `/`, for others `/workspace` unless given.
+    `source` is `debian:SUITE` (with the packages `include`), `dir:PATH`, `tar:PATH`, `oci:PATH` (layout or docker archive), or for a
+    workspace `git:PATH[@REF]` and `sdist:PATH`. `kind` defaults to base, for git and sdist to workspace. `dest` is the folder in the
+    sandbox that the tree lies in: for a base `/`, for others `/workspace` unless given.
 
-    Raises InvalidArgument naming the field; QuotaExceeded(cause="disk") on a full disk; DSecError(cause="tool-failed") with what a tool said.
-    On any failure, a kill included, nothing is visible; what is left in temporary folders goes with the next build or sweep.
+    Raises InvalidArgument naming the field; QuotaExceeded(cause="disk") on a full disk; DSecError(cause="tool-failed") with what a tool
+    said. On any failure, a kill included, nothing is visible; what is left in temporary folders goes with the next build or sweep.
     """
     request = _checked(name, source, kind, include, tag, dest)
     tell = progress if progress is not None else lambda _: None

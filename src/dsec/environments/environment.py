@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from dsec.environments.leases import LeasedFolders
@@ -93,7 +94,7 @@ class EnvironmentStore:
         """See `NodeLayers.release`."""
         self.node.release(owner)
 
-    def sweep_mounts(self, keep_owners: Collection[str]) -> list[str]:
+    def sweep_mounts(self, keep_owners: Collection[str] | Callable[[], Collection[str]]) -> list[str]:
         """See `NodeLayers.sweep`."""
         return self.node.sweep(keep_owners)
 
@@ -102,17 +103,6 @@ class EnvironmentStore:
         return [*self.layers.building.sweep(), *self.staging.sweep()]
 
     # -- for people ----------------------------------------------------------------------------------------------------------------------
-
-    def list(self) -> list[EnvironmentInfo]:
-        """All named environments. Those whose manifest cannot be read are listed with no sizes and what is wrong as their `source`."""
-        uses = self.node.uses()
-        found: list[EnvironmentInfo] = []
-        for reference, digest in self.layers.tags():
-            try:
-                found.append(_info(reference, self.layers.manifest(digest, name=reference.name), uses))
-            except SandboxFailed as error:
-                found.append(EnvironmentInfo(name=_label(reference), digest=digest, kind="base", source=f"damaged: {error.message}"))
-        return found
 
     def show(self, name: str) -> EnvironmentInfo:
         """One environment by reference."""
@@ -153,11 +143,19 @@ class EnvironmentStore:
 
     def prune(self) -> list[str]:
         """Remove layers that no tag means and no sandbox uses; returns their digests."""
-        removed: list[str] = []
-        for digest in sorted(self.layers.layers() - {meant for _, meant in self.layers.tags()}):
-            if not self.node.while_unused(digest, lambda digest=digest: self.layers.remove_layer(digest)):  # type: ignore[misc]
-                removed.append(digest)
-        return removed
+        untagged = sorted(self.layers.layers() - {meant for _, meant in self.layers.tags()})
+        return [digest for digest in untagged if not self.node.while_unused(digest, partial(self.layers.remove_layer, digest))]
+
+    def list(self) -> list[EnvironmentInfo]:
+        """All named environments. Those whose manifest cannot be read are listed with no sizes and what is wrong as their `source`."""
+        uses = self.node.uses()
+        found: list[EnvironmentInfo] = []
+        for reference, digest in self.layers.tags():
+            try:
+                found.append(_info(reference, self.layers.manifest(digest, name=reference.name), uses))
+            except SandboxFailed as error:
+                found.append(EnvironmentInfo(name=_label(reference), digest=digest, kind="base", source=f"damaged: {error.message}"))
+        return found
 
 
 def _label(reference: Reference) -> str:

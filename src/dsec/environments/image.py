@@ -21,8 +21,8 @@ _CHUNK: Final = 4096
 def build_image(tree: Path, metadata: Path, data: Path) -> None:
     """Write the image of `tree`: owners, modes, times, hard links, xattrs, devices as they are.
 
-    mkfs.erofs 1.5 either keeps the times of files or leaves its own clock out of the superblock, never both: so it keeps them, and the clock
-    is taken out afterwards.
+    mkfs.erofs 1.5 either keeps the times of files or leaves its own clock out of the superblock, never both: so it keeps them, and the
+    clock is taken out afterwards.
     """
     run_tool(
         [

@@ -34,8 +34,8 @@ def check_name(name: str, *, field: str = "name") -> str:
     """`name` itself, or InvalidArgument."""
     if len(name) > _NAME_LIMIT or not _NAME.fullmatch(name):
         raise InvalidArgument(
-            f"{field}: {name!r:.220} is no environment name; letters, digits, '.', '_', '+', '-' and '/' between parts, each part beginning "
-            f"with a letter or digit, at most {_NAME_LIMIT} characters",
+            f"{field}: {name!r:.220} is no environment name; letters, digits, '.', '_', '+', '-' and '/' between parts, each part "
+            f"beginning with a letter or digit, at most {_NAME_LIMIT} characters",
             field=field,
         )
     return name

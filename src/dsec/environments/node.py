@@ -4,8 +4,8 @@
     <run>/layers/<first 12 of hex>/  the EROFS mount; data is read from the store on demand
     <run>/owners/<owner>             the digests that a sandbox uses, one a line
 
-The kernel's mount table and the owners' files are the truth, so that any process (and the next one after a crash) finds the same; what is in
-memory only spares looking.
+The kernel's mount table and the owners' files are the truth, so that any process (and the next one after a crash) finds the same; what is
+in memory only spares looking.
 """
 
 from __future__ import annotations
@@ -59,8 +59,8 @@ class NodeLayers:
     def acquire(self, digests: Sequence[str], owner: str) -> list[str]:
         """Mount what is not mounted, note the owner, and return the mounts' paths in the order of `digests`.
 
-        Nothing is noted if a layer fails; layers mounted before it stay mounted for the next one. Acquiring again replaces what the owner had.
-        Raises SandboxFailed(cause="store-lost") for a layer that is missing or damaged.
+        Nothing is noted if a layer fails; layers mounted before it stay mounted for the next one. Acquiring again replaces what the owner
+        had. Raises SandboxFailed(cause="store-lost") for a layer that is missing or damaged.
         """
         check_owner(owner)
         with self._exclusive():
@@ -79,14 +79,17 @@ class NodeLayers:
         with contextlib.suppress(FileNotFoundError):
             (self._owners / owner).unlink()
 
-    def sweep(self, keep_owners: Collection[str]) -> list[str]:
-        """Forget owners that are not in `keep_owners`, unmount what nobody uses, and drop local copies that nobody has mounted and the store
-        no longer has. Returns the digests unmounted."""
+    def sweep(self, keep_owners: Collection[str] | Callable[[], Collection[str]]) -> list[str]:
+        """Forget owners that are not in `keep_owners`, unmount what nobody uses, drop local copies of layers that are no more.
+
+        While sandboxes are being made give a callable: it is asked when nobody can acquire, so that it knows each owner that has.
+        Returns the digests unmounted.
+        """
         with self._exclusive():
-            with contextlib.suppress(FileNotFoundError):
-                for owner in os.listdir(self._owners):
-                    if owner not in keep_owners:
-                        self.release(owner)
+            kept = keep_owners() if callable(keep_owners) else keep_owners
+            for owner in os.listdir(self._owners):
+                if owner not in kept:
+                    self.release(owner)
             used = self.uses()
             self._rediscover()
             gone = [digest for digest in list(self._mounted) if digest not in used]
@@ -95,14 +98,13 @@ class NodeLayers:
             wanted = {digest.removeprefix("sha256:") for digest in self._mounted} | {
                 digest.removeprefix("sha256:") for digest in self._store.layers()
             }
-            with contextlib.suppress(FileNotFoundError):
-                for file in self._local.iterdir():
-                    if file.name.removesuffix(".erofs") not in wanted:
-                        file.unlink(missing_ok=True)
+            for file in self._local.iterdir():
+                if file.name.removesuffix(".erofs") not in wanted:
+                    file.unlink(missing_ok=True)
         return gone
 
     def while_unused(self, digest: str, action: Callable[[], None]) -> set[str]:
-        """Unless somebody uses the layer: unmount it, forget its local copy and do `action` before anybody can acquire it. Returns its owners."""
+        """Unless somebody uses the layer, unmount it and do `action` before anybody can acquire it. Returns its owners."""
         with self._exclusive():
             if owners := self.uses().get(digest):
                 return owners

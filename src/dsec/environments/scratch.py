@@ -1,7 +1,7 @@
 """The writable folders of sandboxes: one btrfs subvolume each, with a limit on what it may hold.
 
-Where the folder is not on a btrfs with quotas, an image file is made for one beside it and mounted over it. Mount and loop device outlive us:
-the next `open` takes them over.
+Where the folder is not on a btrfs with quotas, an image file is made for one beside it and mounted over it. Mount and loop device outlive
+us: the next `open` takes them over.
 """
 
 from __future__ import annotations
@@ -137,7 +137,7 @@ class ScratchStore:
         self._capabilities = ScratchCapabilities(disk_limit=False, snapshot=False, image=False)
 
     def _mount_image(self) -> None:
-        """Mount the image, made first if it is not there. One that does not mount is left by a crash of the host and holds no live sandbox."""
+        """Mount the image, made first if need be. One that does not mount was left by a crash of the host: nobody lives on it."""
         if self.image.exists():
             try:
                 _mount(self.image, self.path)
@@ -237,7 +237,7 @@ class ScratchStore:
         return self._fd
 
     def _drop_stale_quotas(self) -> None:
-        """Quota groups of subvolumes that are no more would slow every commit. Newer kernels drop them by themselves, older ones leave them."""
+        """Quota groups of subvolumes that are no more slow every commit. Newer kernels drop them, older ones leave them."""
         fd = self._open_fd()
         alive = {btrfs.TOP_LEVEL}
         for name in self.list():

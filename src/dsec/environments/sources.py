@@ -8,10 +8,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
+from dsec.environments.archives import unpack_tar
 from dsec.environments.debian import bootstrap_debian, check_packages, check_suite
+from dsec.environments.git import export_commit
 from dsec.environments.manifest import Configuration
+from dsec.environments.oci import apply_image
+from dsec.environments.streams import decompressed
 from dsec.environments.tools import run_tool
-from dsec.environments.tree import RootedTree
+from dsec.environments.tree import RootedTree, refuse
 from libdsec.errors import InvalidArgument, NotFound
 
 __all__ = ["SCHEMES", "Fetched", "Source", "fetch_source", "parse_source"]
@@ -48,14 +52,71 @@ def parse_source(text: str) -> Source:
 
 def fetch_source(source: Source, tree: RootedTree, destination: str, *, work: Path, include: Sequence[str], progress: Progress) -> Fetched:
     """Fill `tree` below `destination`. `work` is a folder for what is only needed meanwhile."""
+    argument = source.argument
     match source.scheme:
         case "debian":
-            check_suite(source.argument)
+            check_suite(argument)
             check_packages(include)
-            return Fetched(provenance=bootstrap_debian(source.argument, include, tree.make_root(destination), work))
-        case _:
-            _copy_folder(_existing(source.argument, folder=True), tree, destination)
+            target = tree.make_root(destination)
+            provenance = bootstrap_debian(argument, include, target, work)
+            tree.keep_times(target)
+            return Fetched(provenance=provenance)
+        case "dir":
+            _copy_folder(_existing(argument, folder=True), tree, destination)
             return Fetched()
+        case "tar":
+            return _fetch_tar(_existing(argument, folder=False), tree, destination, progress)
+        case "sdist":
+            return _fetch_tar(_existing(argument, folder=False), tree, destination, progress, rename=_WithoutTop(), own=(0, 0))
+        case "oci":
+            path, wanted = _at(argument)
+            configuration, digest = apply_image(path, wanted, tree, destination, work=work, progress=progress)
+            return Fetched(configuration, {"image": digest})
+        case _:
+            path, revision = _at(argument)
+            return Fetched(provenance=export_commit(path, revision or "HEAD", tree, destination, progress))
+
+
+def _at(argument: str) -> tuple[Path, str]:
+    """`PATH` or `PATH@WHAT`; a path that exists with its `@` is a path."""
+    if "@" in argument and not Path(argument).exists():
+        path, _, what = argument.rpartition("@")
+        if not what:
+            raise InvalidArgument(f"source: nothing comes after '@' in {argument!r:.300}", field="source")
+        return _existing(path), what
+    return _existing(argument), ""
+
+
+class _WithoutTop:
+    """Takes the one top folder, which an sdist has, off each name."""
+
+    def __init__(self) -> None:
+        self._top: str | None = None
+
+    def __call__(self, name: str) -> str:
+        parts = [part for part in name.split("/") if part not in ("", ".")]
+        if not parts:
+            return ""
+        if self._top is None:
+            self._top = parts[0]
+        if parts[0] != self._top:
+            refuse(name, f"lies outside of the one top folder that an sdist has, {self._top!r:.100}")
+        return "/".join(parts[1:])
+
+
+def _fetch_tar(
+    path: Path,
+    tree: RootedTree,
+    destination: str,
+    progress: Progress,
+    *,
+    rename: Callable[[str], str] = str,
+    own: tuple[int, int] | None = None,
+) -> Fetched:
+    tree.make_root(destination)
+    with path.open("rb", buffering=0) as file, decompressed(file.fileno(), progress) as stream:
+        digest = unpack_tar(stream, tree, destination, rename=rename, own=own)
+    return Fetched(provenance={"tar_sha256": digest})
 
 
 def _existing(argument: str, *, folder: bool | None = None) -> Path:

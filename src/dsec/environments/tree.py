@@ -1,7 +1,7 @@
 """Writing a tree on the word of a stranger: every path is resolved by the kernel inside the tree's root (openat2), links and all.
 
-A symbolic link in the tree may point anywhere; it is followed as it would be in a sandbox that has the tree as its root, so honest ones work
-and none leads out. Names with `..` are refused; a leading `/` is dropped.
+A symbolic link in the tree may point anywhere; it is followed as it would be in a sandbox that has the tree as its root, so honest ones
+work and none leads out. Names with `..` are refused; a leading `/` is dropped.
 """
 
 from __future__ import annotations
@@ -63,7 +63,8 @@ class RootedTree:
         self.path = root
         self._budget = budget_bytes if budget_bytes is not None else int(shutil.disk_usage(root).free * _BUDGET_SHARE)
         self._root = os.open(root, _FOLDER | os.O_CLOEXEC)
-        self._times: dict[int, int] = {}
+        # by inode; a new tree's own time would make equal trees differ
+        self._times: dict[int, int] = {os.fstat(self._root).st_ino: 0}
         self._parent_name: str | None = None
         self._parent = -1
 
@@ -201,9 +202,7 @@ class RootedTree:
         """Another name of a file that is in the tree already; refused if it is not, or is a folder."""
         try:
             origin = open_in(self._root, "/".join(_parts(target)) or ".", os.O_PATH | os.O_NOFOLLOW)
-        except (FileNotFoundError, NotADirectoryError, OSError) as error:
-            if isinstance(error, InvalidArgument):
-                raise
+        except OSError:
             refuse(name, f"is a hard link to {target!r:.300}, which is not in the archive")
         try:
             found = os.fstat(origin)
@@ -292,7 +291,7 @@ class RootedTree:
         self._set_xattrs(fd, attributes.xattrs)
 
     def _set_xattrs(self, where: int | str, xattrs: Mapping[str, bytes]) -> None:
-        """Those that a sandbox can see or a layer needs. Overlayfs's other marks (redirect, metacopy) would let a stranger compose paths."""
+        """Those that a sandbox sees or a layer needs. Overlayfs's other marks (redirect, metacopy) let a stranger compose paths."""
         for name, value in xattrs.items():
             if name.startswith("user.") or name in _KEPT_XATTRS:
                 if isinstance(where, int):
@@ -316,7 +315,7 @@ _BASE_FILES: Final = (
 
 
 def furnish_base(tree: RootedTree) -> None:
-    """What every sandbox's root must have to be mounted over and bound over; what is there already stays, except links that lead nowhere."""
+    """What a sandbox's root must have to be mounted and bound over; what is there stays, except links that lead nowhere."""
     for name, mode in _BASE_FOLDERS:
         if not tree.exists(name, follow=True):
             tree.add_folder(name, Attributes(mode=mode))

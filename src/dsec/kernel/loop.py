@@ -33,8 +33,8 @@ def pack_config(fd: int, flags: int, name: bytes) -> bytes:
 def attached_loop(file: Path, *, direct_io: bool = True) -> Iterator[Path]:
     """A loop device over `file`, read-write, as long as the context or a mount made in it needs it.
 
-    The kernel detaches it when its last user is gone (LO_FLAGS_AUTOCLEAR): a crash cannot leave it behind. With `direct_io` pages are not kept
-    twice in memory; where the file's system has none, it is done without.
+    The kernel detaches it when its last user is gone (LO_FLAGS_AUTOCLEAR): a crash cannot leave it behind. With `direct_io` pages are not
+    kept twice in memory; where the file's system has none, it is done without.
     """
     backing = os.open(file, os.O_RDWR | os.O_CLOEXEC)
     try:

@@ -1,7 +1,7 @@
 """The mount API by descriptors: a file system is configured, made and then moved to its place, or not placed at all.
 
-All descriptors are close-on-exec. A mount that was made and not moved goes away when its descriptor is closed, so a crash in the middle leaves
-nothing.
+All descriptors are close-on-exec. A mount that was made and not moved goes away when its descriptor is closed, so a crash in the middle
+leaves nothing.
 """
 
 from __future__ import annotations
@@ -118,7 +118,7 @@ def clone_tree(path: str | os.PathLike[str], *, recursive: bool = False) -> int:
 def set_attributes(
     mount: int, *, add: int = 0, remove: int = 0, propagation: int = 0, user_namespace: int | None = None, recursive: bool = False
 ) -> None:
-    """mount_setattr(2) on a descriptor. With `user_namespace` (a descriptor) the mount is idmapped; only once, and only before it is placed."""
+    """mount_setattr(2) on a descriptor. `user_namespace` (a descriptor) makes it idmapped; only once, before it is placed."""
     if user_namespace is not None:
         add |= ATTR_IDMAP
     attributes = struct.pack("=4Q", add, remove, propagation, user_namespace or 0)

@@ -1,4 +1,4 @@
-"""Opening paths that others chose: openat2(2), so that the kernel keeps each step inside a root, whatever links say and whoever changes them."""
+"""Opening paths that others chose: with openat2(2) the kernel keeps each step inside a root, whatever links say."""
 
 from __future__ import annotations
 
