@@ -13,6 +13,7 @@ from functools import partial
 from typing import Any
 
 from benchmarks.budgets import at_most
+from benchmarks.daemon import CpuMeter
 from benchmarks.measure import Block, Series, percentile, run_block, run_rounds
 from benchmarks.stage import Stage, arguments, main, open_stage
 from libdsec import DSecContainerRunArgs
@@ -39,7 +40,9 @@ class Creator:
             ended = time.perf_counter()
             if result.exit_code != 0:
                 raise RuntimeError(f"true ended with {result}")
-            self._note(create=(ready - started) * 1e3, exec=(ended - ready) * 1e3, process=result.wall_ms)
+            self._note(
+                server=sandbox.created.create_ms or 0.0, create=(ready - started) * 1e3, exec=(ended - ready) * 1e3, process=result.wall_ms
+            )
         finally:
             stopping = time.perf_counter()
             await sandbox.stop()
@@ -51,7 +54,7 @@ class Creator:
             self.phases.setdefault(name, []).append(value)
 
     def phases_json(self) -> dict[str, dict[str, float]]:
-        """Percentiles in ms: create and exec as the client waits for them, the process' own life within exec, stop."""
+        """Percentiles in ms: create and exec as the client waits for them; the server's part of create, the process' life in exec; stop."""
         return {
             name: {"p50_ms": round(percentile(values, 0.5), 3), "p99_ms": round(percentile(values, 0.99), 3)}
             for name, values in self.phases.items()
@@ -65,9 +68,10 @@ async def measure(options: argparse.Namespace) -> dict[str, Any]:
         await run_block(options.warm_up, options.concurrency, at_once)
         at_once.phases.clear()
         share = max(1, options.n // options.rounds)
+        meter = CpuMeter(stage.daemon)
         alone = max(1, share // 4)
         things: dict[str, Callable[[], Awaitable[Block]]] = {
-            "dsec": lambda: run_block(share, options.concurrency, at_once),
+            "dsec": meter.around(lambda: run_block(share, options.concurrency, at_once)),
             "dsec_serial": lambda: run_block(alone, 1, serial),
         }
         if stage.floor is not None:
@@ -81,7 +85,7 @@ async def measure(options: argparse.Namespace) -> dict[str, Any]:
             things[f"{name}_serial"] = partial(run_block, max(1, count // 2), 1, peer.create)
         series = await run_rounds(options.rounds, things)
         stage.daemon.sample_peaks()
-        return _document(options, stage, series, at_once, serial)
+        return _document(options, stage, series, at_once, serial, meter)
 
 
 async def _floor(stage: Stage, count: int, workers: int, **kind: bool) -> Block:
@@ -89,7 +93,9 @@ async def _floor(stage: Stage, count: int, workers: int, **kind: bool) -> Block:
     return await stage.floor.create(count, workers, **kind)
 
 
-def _document(options: argparse.Namespace, stage: Stage, series: dict[str, Series], at_once: Creator, serial: Creator) -> dict[str, Any]:
+def _document(
+    options: argparse.Namespace, stage: Stage, series: dict[str, Series], at_once: Creator, serial: Creator, meter: CpuMeter
+) -> dict[str, Any]:
     done = {name: one.to_json() for name, one in series.items()}
     peers = {
         name: done[name] | {"serial": done[f"{name}_serial"], "how": peer.how.get("create", ""), "peak_rss_mb": peer.peak_rss_mb()}
@@ -106,7 +112,8 @@ def _document(options: argparse.Namespace, stage: Stage, series: dict[str, Serie
         "rounds": options.rounds,
         "warm_up": f"{options.warm_up} creations before the first round, not counted",
         "root": stage.root.to_json(),
-        "dsec": dsec | {"how": HOW, "phases": at_once.phases_json(), "peak_rss_mb": stage.daemon.peak_rss_mb()},
+        "dsec": dsec
+        | {"how": HOW, "phases": at_once.phases_json(), "cpu_ms_each": meter.to_json(), "peak_rss_mb": stage.daemon.peak_rss_mb()},
         "dsec_serial": alone | {"phases": serial.phases_json()},
         "peers": stage.peer_documents(peers),
         "floor": floor,

@@ -9,10 +9,12 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 from benchmarks.host import (
     cgroups_of,
+    cpu_seconds,
     descendants,
     descriptor_count,
     mounts_below,
@@ -21,8 +23,9 @@ from benchmarks.host import (
     processes_naming,
     unmount_below,
 )
+from benchmarks.measure import Block
 
-__all__ = ["Daemon"]
+__all__ = ["CpuMeter", "Daemon"]
 
 _UP = "from dsec.cli import main; main()"
 MIB = 1 << 20
@@ -98,6 +101,12 @@ class Daemon:
         """The daemon, the launcher, every aether and what is below them, also those that lost their parent to a kill."""
         return descendants({pid for pid in {self.pid, *processes_naming(str(self.run))} if pid})
 
+    def cpu_seconds(self) -> dict[str, float]:
+        """CPU time so far: of the client, the daemon, and the native processes that live or were waited for, with guests' commands."""
+        edge = self.pid
+        native = sum(sum(cpu_seconds(pid)) for pid in self.pids() if pid != edge)
+        return {"client": time.process_time(), "edge": cpu_seconds(edge)[0], "native": native}
+
     def sample_peaks(self) -> None:
         """Take note of each process' peak; call it while those that are of interest live."""
         for pid in self.pids():
@@ -122,3 +131,29 @@ class Daemon:
             "sockets": sum(1 for _ in (self.run / "sandboxes").iterdir()) if (self.run / "sandboxes").is_dir() else 0,
             "scratch_folders": sum(1 for _ in scratch.iterdir()) if scratch.is_dir() else 0,
         }
+
+
+class CpuMeter:
+    """Whose CPU time an operation takes: on a machine with few cores that is where the time goes once many are under way."""
+
+    def __init__(self, daemon: Daemon) -> None:
+        self._daemon = daemon
+        self._used = dict.fromkeys(("client", "edge", "native"), 0.0)
+        self._operations = 0
+
+    def around(self, measure: Callable[[], Awaitable[Block]]) -> Callable[[], Awaitable[Block]]:
+        """The same measurement, metered."""
+
+        async def metered() -> Block:
+            before = self._daemon.cpu_seconds()
+            block = await measure()
+            for name, seconds in self._daemon.cpu_seconds().items():
+                self._used[name] += seconds - before[name]
+            self._operations += len(block.samples_ms)
+            return block
+
+        return metered
+
+    def to_json(self) -> dict[str, float]:
+        """CPU ms an operation."""
+        return {name: round(seconds * 1e3 / max(1, self._operations), 3) for name, seconds in self._used.items()}

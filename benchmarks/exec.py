@@ -16,6 +16,7 @@ from functools import partial
 from typing import Any
 
 from benchmarks.budgets import at_most
+from benchmarks.daemon import CpuMeter
 from benchmarks.measure import Block, Series, percentile, run_block, run_rounds
 from benchmarks.peers import Peer, PeerUnavailable
 from benchmarks.stage import Stage, arguments, main, open_stage
@@ -74,8 +75,9 @@ async def measure(options: argparse.Namespace) -> dict[str, Any]:
         sandbox = await stage.client.run_container(stage.run_args())
         await run_block(options.warm_up, 1, lambda: exec_true(sandbox))
         share = max(1, options.n // options.rounds)
+        meter = CpuMeter(stage.daemon)
         things: dict[str, Callable[[], Awaitable[Block]]] = {
-            "dsec": lambda: run_block(share, 1, lambda: exec_true(sandbox, process_ms)),
+            "dsec": meter.around(lambda: run_block(share, 1, lambda: exec_true(sandbox, process_ms))),
             "dsec_at_once": lambda: run_block(share, options.concurrency, lambda: exec_true(sandbox)),
         }
         if (floor := stage.floor) is not None:
@@ -94,7 +96,7 @@ async def measure(options: argparse.Namespace) -> dict[str, Any]:
         many, start_failures = await _many_live(stage, options)
         stage.daemon.sample_peaks()
         await sandbox.stop()
-        return _document(options, stage, series, many, start_failures, process_ms, [*living])
+        return _document(options, stage, series, many, start_failures, process_ms, [*living], meter)
 
 
 async def _many_live(stage: Stage, options: argparse.Namespace) -> tuple[Series, list[str]]:
@@ -120,6 +122,7 @@ def _document(
     start_failures: list[str],
     process_ms: list[float],
     living: list[str],
+    meter: CpuMeter,
 ) -> dict[str, Any]:
     done = {name: one.to_json() for name, one in series.items()}
     dsec, many_live = done["dsec"], many.to_json()
@@ -134,6 +137,7 @@ def _document(
         | {
             "how": "libdsec exec(['true']), one at a time, with a record of each",
             "phases": {"process": {"p50_ms": round(percentile(process_ms, 0.5), 3), "p99_ms": round(percentile(process_ms, 0.99), 3)}},
+            "cpu_ms_each": meter.to_json(),
             "peak_rss_mb": stage.daemon.peak_rss_mb(),
         },
         "dsec_at_once": done["dsec_at_once"] | {"concurrency": options.concurrency},

@@ -16,6 +16,7 @@ from typing import Any
 
 __all__ = [
     "cgroups_of",
+    "cpu_seconds",
     "descendants",
     "describe_run",
     "descriptor_count",
@@ -95,6 +96,16 @@ def pss_bytes(pid: int) -> int:
             if line.startswith("Pss:"):
                 return int(line.split()[1]) * 1024
     return 0
+
+
+def cpu_seconds(pid: int) -> tuple[float, float]:
+    """CPU time of the process, and of those of its children that ended and were waited for; zeros if it is gone."""
+    with contextlib.suppress(OSError, IndexError):
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        own, children = int(fields[11]) + int(fields[12]), int(fields[13]) + int(fields[14])
+        ticks = os.sysconf("SC_CLK_TCK")
+        return own / ticks, children / ticks
+    return 0.0, 0.0
 
 
 def process_name(pid: int) -> str:
