@@ -54,6 +54,7 @@ class SandboxSpec(msgspec.Struct, kw_only=True, frozen=True):
     workdir: str = "/"
     user: str = "root"
     hostname: str = "sandbox"
+    backend: BackendName = "container"
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,7 +190,10 @@ class Channel(Protocol):
 
     async def signal(self, session_id: str, signum: int, *, tree: bool) -> None: ...
     async def acknowledge(self, session_id: str, op_id: str) -> None:
-        """The result is recorded: aether may forget it."""
+        """The result is recorded: aether may forget it. Follows every `exec`, `run_in_session` and `wait`, a few milliseconds later.
+
+        Frequent: a channel may keep the conversation that brought the result for it.
+        """
         ...
 
     async def open_session(self, session_id: str, request: SessionRequest) -> LiveSession: ...

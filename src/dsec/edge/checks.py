@@ -38,8 +38,8 @@ _OP_ID = re.compile(r"[A-Za-z0-9._-]{1,128}")
 _HOSTNAME = re.compile(r"(?=.{1,63}\Z)[A-Za-z0-9](?:[A-Za-z0-9-]*[A-Za-z0-9])?(?:\.[A-Za-z0-9](?:[A-Za-z0-9-]*[A-Za-z0-9])?)*")
 _USER = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*\$?(?::[A-Za-z0-9_][A-Za-z0-9_.-]*\$?)?")
 _RLIMITS = frozenset(
-    ["as", "core", "cpu", "data", "fsize", "locks", "memlock", "msgqueue", "nice", "nofile", "nproc", "rss", "rtprio", "rttime"]
-    + ["sigpending", "stack"]
+    {"as", "core", "cpu", "data", "fsize", "locks", "memlock", "msgqueue", "nice", "nofile", "nproc", "rss"}
+    | {"rtprio", "rttime", "sigpending", "stack"}
 )
 _SIGNALS = {name.removeprefix("SIG"): number.value for name, number in signals.Signals.__members__.items()}
 

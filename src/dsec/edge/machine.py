@@ -40,6 +40,7 @@ __all__ = [
     "PauseWanted",
     "Paused",
     "Record",
+    "Restarted",
     "Resume",
     "ResumeFailed",
     "ResumeWanted",
@@ -222,6 +223,11 @@ class TtlSet:
 
 
 @dataclass(frozen=True, slots=True)
+class Restarted:
+    """The edge was restarted while this was pausing or resuming."""
+
+
+@dataclass(frozen=True, slots=True)
 class Tick:
     """Time passed."""
 
@@ -239,6 +245,7 @@ Event = (
     | Destroyed
     | DestroyFailed
     | RetryDestroy
+    | Restarted
     | Lost
     | InitDied
     | OomKilled
@@ -423,6 +430,10 @@ class Machine:
             case Paused() if state == "pausing":
                 self._move("paused", "paused", now)
                 return [_RECORD]
+            case Restarted() if state in ("pausing", "resuming"):
+                # Whoever asked is gone; running is the state that serves the next request soonest, and both verbs may be repeated.
+                self._move("resuming", "restarted", now)
+                return [_RECORD, Resume()]
             case PauseFailed() if state == "pausing":
                 self._clocks_go_on(now)
                 self._move("running", "pause-failed", now, event.detail)

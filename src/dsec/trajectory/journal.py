@@ -150,9 +150,14 @@ class Journal:
             self._loop.call_soon(self._hand_over)
         await asyncio.shield(batch.waiters)
 
+    @property
+    def congested(self) -> bool:
+        """More output is unwritten than memory should hold."""
+        return self._unwritten_bytes > PENDING_LIMIT_BYTES
+
     async def drain(self) -> None:
-        """Wait while more output is unwritten than memory should hold."""
-        while self._unwritten_bytes > PENDING_LIMIT_BYTES:
+        """Wait while it is congested."""
+        while self.congested:
             if self._drained is None:
                 self._drained = asyncio.Event()
             await self._drained.wait()
@@ -189,7 +194,7 @@ class Journal:
     def _done(self, batch: Batch) -> None:
         self.failure = None
         self._unwritten_bytes -= batch.payload_bytes
-        if self._drained is not None and self._unwritten_bytes <= PENDING_LIMIT_BYTES:
+        if self._drained is not None and not self.congested:
             self._drained.set()
             self._drained = None
         if batch.waiters is not None and not batch.waiters.done():

@@ -1,0 +1,43 @@
+"""Wiring: an edge with the backends that this host can serve."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Protocol
+
+from dsec.edge.edge import Edge
+from dsec.edge.settings import EdgeSettings
+
+__all__ = ["NodeSettings", "build_edge"]
+
+
+class NodeSettings(Protocol):
+    """Where a node keeps its things."""
+
+    @property
+    def state(self) -> Path: ...
+    @property
+    def run(self) -> Path: ...
+    @property
+    def store(self) -> Path | None: ...
+
+
+def build_edge(
+    settings: NodeSettings, *, name: str = "local", scratch: Path | None = None, edge_settings: EdgeSettings | None = None
+) -> Edge:
+    """An edge over `settings`' folders, not yet open. `scratch`: folder or mount for writable layers, default below the state folder."""
+    # Imported here: the SDK's users and the machine's tests need no kernel interfaces.
+    from dsec.backends.container.backend import ContainerBackend
+    from dsec.environments import EnvironmentStore, ScratchStore
+
+    environments = EnvironmentStore(settings.state, settings.run, settings.store)
+    scratch_store = ScratchStore(settings.state, settings.run, path=scratch)
+    backend = ContainerBackend(environments, scratch_store, settings.run)
+    return Edge(
+        backends=[backend],
+        environments=environments,
+        state=settings.state,
+        run=settings.run,
+        name=name,
+        settings=edge_settings,
+    )

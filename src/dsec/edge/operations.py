@@ -1,0 +1,362 @@
+"""Commands and their records: an id is run once, its result is kept outside the guest, and repeating the id reads the record."""
+
+from __future__ import annotations
+
+import asyncio
+from functools import partial
+
+import msgspec
+import structlog
+
+from dsec.backends.protocol import Attachment, Channel
+from dsec.edge import clock
+from dsec.edge.checks import check_exec, signal_number
+from dsec.edge.core import Core
+from dsec.edge.ids import new_op_id
+from dsec.edge.output import kept_output, live_output
+from dsec.edge.records import decode_result, encode_request, process_info
+from dsec.edge.sandbox import Operation, Sandbox
+from dsec.trajectory import OpRow
+from libdsec.errors import Conflict, DSecError, InvalidArgument, NotFound, OutcomeUnknown, Overloaded, SandboxFailed
+from libdsec.schema import ExecRequest, ExecResult, ProcessInfo, SignalRequest, StreamOutput
+
+__all__ = ["Operations"]
+
+log = structlog.get_logger("dsec.edge")
+CAUSE_SECONDS = 1.0
+"""How long a broken conversation waits to hear whether, and why, its sandbox is gone."""
+
+
+class Operations:
+    """exec, start and what can be asked of commands."""
+
+    def __init__(self, core: Core) -> None:
+        self._core = core
+        core.session_ended = self.session_ended
+
+    # -- requests
+
+    async def exec(self, sandbox_id: str, request: ExecRequest) -> ExecResult:
+        """See Edge.exec."""
+        check_exec(request)
+        core = self._core
+        sandbox = core.sandboxes.get(sandbox_id)
+        blob = encode_request(request)
+        if request.op_id is not None and (known := await self.repeated(sandbox, sandbox_id, request.op_id, blob)) is not None:
+            return known
+        if sandbox is None:
+            sandbox = core.living(sandbox_id)
+        channel = sandbox.channel
+        if sandbox.machine.status.state != "running" or channel is None:
+            channel = await core.usable(sandbox)
+            if request.op_id is not None and request.op_id in sandbox.ops:
+                return await self.exec(sandbox_id, request)
+        op = self.begin(sandbox, request.op_id or new_op_id(), blob, background=request.background)
+        op.attended = True
+        try:
+            result = await channel.exec(op.op_id, request)
+        except asyncio.CancelledError:
+            self.leave(sandbox, op)
+            raise
+        except DSecError as error:
+            raise await self.broken(sandbox, op, error) from error
+        self.finish(sandbox, op, result)
+        if core.journal.congested:
+            await core.journal.drain()
+        return result
+
+    async def start(self, sandbox_id: str, request: ExecRequest) -> ProcessInfo:
+        """See Edge.start."""
+        check_exec(request)
+        core = self._core
+        blob = encode_request(request)
+        if request.op_id is not None:
+            known = self._known(sandbox_id, request.op_id, blob)
+            if known is not None:
+                core.counters["operations_replayed"] += 1
+                return known
+        sandbox = core.living(sandbox_id)
+        channel = await core.usable(sandbox)
+        if request.op_id is not None and request.op_id in sandbox.ops:
+            return await self.start(sandbox_id, request)
+        op = self.begin(sandbox, request.op_id or new_op_id(), blob, background=request.background)
+        op.attended = True
+        try:
+            live = await channel.start(op.op_id, request)
+        except asyncio.CancelledError:
+            self.leave(sandbox, op)
+            raise
+        except DSecError as error:
+            raise await self.broken(sandbox, op, error) from error
+        op.pid = live.pid
+        self.leave(sandbox, op)
+        return process_info(op.row(sandbox_id), op.pid)
+
+    async def processes(self, sandbox_id: str) -> list[ProcessInfo]:
+        """See Edge.processes."""
+        sandbox = self._core.find(sandbox_id)
+        live = {} if sandbox is None else sandbox.ops
+        found = {row.op_id: process_info(row) for row in self._core.journal.ops(sandbox_id) if row.op_id not in live}
+        running = [process_info(op.row(sandbox_id), op.pid) for op in sorted(live.values(), key=lambda op: op.seq)]
+        return [*found.values(), *running]
+
+    async def process(self, sandbox_id: str, op_id: str) -> ProcessInfo:
+        """See Edge.process."""
+        sandbox = self._core.find(sandbox_id)
+        if sandbox is not None and (op := sandbox.ops.get(op_id)) is not None:
+            return process_info(op.row(sandbox_id), op.pid)
+        return process_info(self._recorded(sandbox_id, op_id))
+
+    async def result(self, sandbox_id: str, op_id: str, wait: float = 0.0) -> ExecResult:
+        """See Edge.result."""
+        sandbox = self._core.find(sandbox_id)
+        op = None if sandbox is None else sandbox.ops.get(op_id)
+        if op is None:
+            return await self._replay(self._recorded(sandbox_id, op_id))
+        if op.state == "running" and wait > 0:
+            await asyncio.wait([op.wait()], timeout=wait)
+        if op.state == "running":
+            raise Conflict(f"operation {op_id} is still running", cause="running")
+        return self._outcome(op)
+
+    async def signal(self, sandbox_id: str, op_id: str, request: SignalRequest) -> None:
+        """See Edge.signal."""
+        number = signal_number(request.signal)
+        sandbox = self._core.living(sandbox_id)
+        channel = await self._core.usable(sandbox)
+        op = sandbox.ops.get(op_id)
+        if op is None:
+            state = self._recorded(sandbox_id, op_id).state
+            raise Conflict(f"operation {op_id} has ended", cause=state)
+        if op.state != "running":
+            raise Conflict(f"operation {op_id} has ended", cause=op.state)
+        await channel.signal(op.session_id or op_id, number, tree=request.tree)
+
+    async def output(self, sandbox_id: str, op_id: str, stream: int, offset: int, limit: int) -> StreamOutput:
+        """See Edge.output."""
+        if stream not in (1, 2):
+            raise InvalidArgument("stream is 1 (stdout) or 2 (stderr)", field="stream")
+        if offset < 0 or limit < 1:
+            raise InvalidArgument("offset is 0 or more, limit 1 or more", field="offset" if offset < 0 else "limit")
+        sandbox = self._core.find(sandbox_id)
+        op = None if sandbox is None else sandbox.ops.get(op_id)
+        if sandbox is not None and op is not None and op.state == "running":
+            return await live_output(await self._core.usable(sandbox), op, stream, offset, limit)
+        result = await self.result(sandbox_id, op_id)
+        return kept_output(result, stream, offset, limit)
+
+    async def attach(
+        self, sandbox: Sandbox, channel: Channel, op_id: str, *, stdout_offset: int = 0, stderr_offset: int = 0, credit: int = 4 << 20
+    ) -> Attachment:
+        """See Edge.attach."""
+        op = sandbox.ops.get(op_id)
+        session_id = self._recorded(sandbox.id, op_id).session_id if op is None else op.session_id
+        return await channel.attach(op_id, session_id=session_id, stdout_offset=stdout_offset, stderr_offset=stderr_offset, credit=credit)
+
+    # -- the record
+
+    def begin(self, sandbox: Sandbox, op_id: str, request: bytes, *, background: bool, session_id: str | None = None) -> Operation:
+        """A new operation, next in the sandbox's order. On record within milliseconds; until then aether knows the id."""
+        core = self._core
+        if len(sandbox.ops) >= core.settings.running_ops_per_sandbox:
+            raise Overloaded(f"{len(sandbox.ops)} operations of the sandbox are running, no more are taken", cause="operations")
+        sandbox.seq += 1
+        op = Operation(op_id, sandbox.seq, request, session_id=session_id, background=background, started_at=clock.now())
+        sandbox.ops[op_id] = op
+        if not background:
+            op.busy = True
+            sandbox.machine.begin_activity()
+        core.journal.put_op(op.row(sandbox.id))
+        core.counters["operations_started"] += 1
+        return op
+
+    def finish(self, sandbox: Sandbox, op: Operation, result: ExecResult) -> None:
+        """The result is known: record it, and once it is safe tell aether to forget it."""
+        op.result = result
+        op.state = "exited"
+        op.started_at = result.started_at or op.started_at
+        op.ended_at = op.started_at + result.wall_ms / 1000
+        self._core.journal.put_op(op.row(sandbox.id), partial(self._recorded_safely, sandbox, op))
+        self._core.counters["operations_ended"] += 1
+        self._end(sandbox, op)
+
+    def lose(self, sandbox: Sandbox, op: Operation, outcome: DSecError) -> None:
+        """There will be no result."""
+        op.state = "lost"
+        op.outcome = outcome
+        op.ended_at = clock.now()
+        self._core.journal.put_op(op.row(sandbox.id), partial(self._forget, sandbox, op))
+        self._core.counters["operations_lost"] += 1
+        self._end(sandbox, op)
+
+    def _end(self, sandbox: Sandbox, op: Operation) -> None:
+        op.attended = False
+        if op.busy:
+            op.busy = False
+            self._core.end_activity(sandbox)
+        op.settle()
+
+    def _forget(self, sandbox: Sandbox, op: Operation) -> None:
+        if sandbox.ops.get(op.op_id) is op:
+            del sandbox.ops[op.op_id]
+
+    def _recorded_safely(self, sandbox: Sandbox, op: Operation) -> None:
+        self._forget(sandbox, op)
+        self.acknowledge(sandbox, op)
+
+    def acknowledge(self, sandbox: Sandbox, op: Operation) -> None:
+        """Let aether forget a recorded result."""
+        if sandbox.channel is not None and sandbox.status.state in ("running", "pausing", "paused", "resuming"):
+            sandbox.unacknowledged.append(op)
+            if not sandbox.acking:
+                sandbox.acking = True
+                self._core.spawn(self._acknowledge(sandbox))
+
+    async def _acknowledge(self, sandbox: Sandbox) -> None:
+        # Failing is harmless: the next start finds the result still there and forgets it then.
+        try:
+            while sandbox.unacknowledged and sandbox.channel is not None:
+                op = sandbox.unacknowledged.popleft()
+                try:
+                    await sandbox.channel.acknowledge(op.session_id or op.op_id, op.op_id)
+                except DSecError as error:
+                    log.debug("a result was not acknowledged", sandbox_id=sandbox.id, op_id=op.op_id, error=error.message)
+        finally:
+            sandbox.acking = False
+
+    def leave(self, sandbox: Sandbox, op: Operation) -> None:
+        """Nobody waits in a call for its end any more: the event of its end, which may have come already, has it collected."""
+        op.attended = False
+        if op.state == "running" and (op.collecting or op.session_id is not None):
+            # A shell's commands have no event of their own: their end is waited for.
+            self._core.spawn(self.collect(sandbox, op))
+
+    async def broken(self, sandbox: Sandbox, op: Operation, error: DSecError) -> DSecError:
+        """What the caller of a conversation that failed is told; the record says the same."""
+        if error.ran == "not-run":
+            op.state = "lost"
+            op.outcome = error
+            self._core.journal.forget_op(sandbox.id, op.op_id)
+            self._forget(sandbox, op)
+            self._end(sandbox, op)
+            return error
+        if not isinstance(error, SandboxFailed | OutcomeUnknown):
+            self.leave(sandbox, op)
+            return error
+        # The channel broke. The event that says why comes on another connection.
+        deadline = asyncio.get_running_loop().time() + CAUSE_SECONDS
+        while sandbox.status.state not in ("failed", "stopped") and op.state == "running":
+            left = deadline - asyncio.get_running_loop().time()
+            if left <= 0 or not (await asyncio.wait([sandbox.changed()], timeout=left))[0]:
+                break
+        if sandbox.status.state in ("failed", "stopping", "stopped"):
+            return self._core.ended(sandbox, ran=True)
+        self.leave(sandbox, op)
+        return OutcomeUnknown(f"the conversation with the command broke: {error.message}", cause="conversation-broken")
+
+    # -- repeated ids
+
+    async def repeated(self, sandbox: Sandbox | None, sandbox_id: str, op_id: str, request: bytes) -> ExecResult | None:
+        """The result of an operation whose id is used again, waiting for it if it runs; None where the id is new."""
+        op = None if sandbox is None else sandbox.ops.get(op_id)
+        if op is not None:
+            _same(op.request, request, op_id)
+            self._core.counters["operations_replayed"] += 1
+            await asyncio.shield(op.wait())
+            return self._outcome(op)
+        row = self._core.journal.op(sandbox_id, op_id)
+        if row is None:
+            return None
+        _same(row.request, request, op_id)
+        self._core.counters["operations_replayed"] += 1
+        return await self._replay(row)
+
+    def _known(self, sandbox_id: str, op_id: str, request: bytes) -> ProcessInfo | None:
+        sandbox = self._core.sandboxes.get(sandbox_id)
+        op = None if sandbox is None else sandbox.ops.get(op_id)
+        if op is not None:
+            _same(op.request, request, op_id)
+            return process_info(op.row(sandbox_id), op.pid)
+        row = self._core.journal.op(sandbox_id, op_id)
+        if row is None:
+            return None
+        _same(row.request, request, op_id)
+        return process_info(row)
+
+    def _recorded(self, sandbox_id: str, op_id: str) -> OpRow:
+        row = self._core.journal.op(sandbox_id, op_id)
+        if row is None:
+            raise NotFound(f"sandbox {sandbox_id} has no operation {op_id!r:.150}", field="op_id")
+        return row
+
+    async def _replay(self, row: OpRow) -> ExecResult:
+        if row.state == "exited":
+            return decode_result(row, *await self._core.journal.output(row.sandbox_id, row.op_id))
+        raise OutcomeUnknown(f"operation {row.op_id} ended with its sandbox, its outcome is not known", cause="lost")
+
+    def _outcome(self, op: Operation) -> ExecResult:
+        if op.result is not None:
+            return msgspec.structs.replace(op.result, replayed=True)
+        assert op.outcome is not None, "what has ended has a result or a reason"
+        raise op.outcome
+
+    # -- ends that no call waits for
+
+    def session_ended(self, sandbox: Sandbox, session_id: str) -> None:
+        """aether tells that a command ended: fetch its result, unless a call is about to bring it."""
+        op = sandbox.ops.get(session_id)
+        if op is None:
+            if sandbox.early_ends is not None:
+                sandbox.early_ends.add(session_id)
+            return
+        if op.state != "running" or op.collecting:
+            return
+        op.collecting = True
+        if not op.attended:
+            self._core.spawn(self.collect(sandbox, op))
+
+    async def collect(self, sandbox: Sandbox, op: Operation) -> None:
+        """Fetch the result of a command that ended, and record it."""
+        op.collecting = True
+        channel = sandbox.channel
+        if channel is None or op.state != "running":
+            return
+        try:
+            result = await channel.wait(op.op_id, session_id=op.session_id)
+        except NotFound as error:
+            if op.state == "running":
+                self.lose(sandbox, op, OutcomeUnknown(f"the record of {op.op_id} is gone: {error.message}", cause="lost"))
+        except DSecError as error:
+            # The sandbox is on its way out, or the sweep will ask again.
+            op.collecting = False
+            log.info("a result could not be fetched", sandbox_id=sandbox.id, op_id=op.op_id, error=error.message)
+        else:
+            if op.state == "running":
+                self.finish(sandbox, op, result)
+
+    async def collect_finished(self, sandbox: Sandbox) -> None:
+        """Before a sandbox is removed: results that aether has and the journal has not."""
+        running = [op for op in sandbox.ops.values() if op.state == "running"]
+        channel = sandbox.channel
+        if not running or channel is None or sandbox.status.state == "failed":
+            return
+        try:
+            async with asyncio.timeout(self._core.settings.collect_seconds):
+                ended = {session.session_id for session in await channel.sessions() if not session.running}
+                for op in running:
+                    if op.op_id in ended and not op.attended:
+                        await self.collect(sandbox, op)
+        except (TimeoutError, DSecError) as error:
+            log.warning("results were not collected before a stop", sandbox_id=sandbox.id, error=repr(error))
+
+    def lose_running(self, sandbox: Sandbox) -> None:
+        """The sandbox is gone: what ran in it has no result."""
+        for op in list(sandbox.ops.values()):
+            if op.state == "running":
+                self.lose(sandbox, op, self._core.ended(sandbox, ran=True))
+
+
+def _same(first: bytes, second: bytes, op_id: str) -> None:
+    # An operation found again after a crash before its request was on record has none to compare.
+    if first and first != second:
+        raise Conflict(f"operation id {op_id} was used for another request", field="op_id", cause="op-id-reused")

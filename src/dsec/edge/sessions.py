@@ -1,0 +1,116 @@
+"""Shell sessions: kept by aether, named on record here, so that a client finds its session again after the edge was restarted."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+
+from dsec.edge import clock
+from dsec.edge.checks import check_session, check_session_run
+from dsec.edge.core import Core
+from dsec.edge.ids import new_op_id, new_session_id
+from dsec.edge.operations import Operations
+from dsec.edge.records import encode_request
+from dsec.edge.sandbox import Sandbox
+from dsec.trajectory import SessionRow
+from libdsec.errors import Conflict, DSecError, NotFound
+from libdsec.schema import ExecResult, SessionInfo, SessionRequest, SessionRunRequest
+
+__all__ = ["Sessions"]
+
+
+class Sessions:
+    """Opening, using, closing."""
+
+    def __init__(self, core: Core, operations: Operations) -> None:
+        self._core = core
+        self._operations = operations
+
+    async def open_session(self, sandbox_id: str, request: SessionRequest) -> SessionInfo:
+        """See Edge.open_session."""
+        check_session(request)
+        sandbox = self._core.living(sandbox_id)
+        channel = await self._core.usable(sandbox)
+        row = SessionRow(new_session_id(), sandbox_id, "open", clock.now(), encode_request(request))
+        with self._core.activity(sandbox):
+            try:
+                await channel.open_session(row.session_id, request)
+            except asyncio.CancelledError:
+                # It may be open by now, and nobody will ever know its name.
+                self._core.spawn(self._drop(sandbox, row.session_id))
+                raise
+        sandbox.sessions[row.session_id] = row
+        self._core.journal.put_session(row)
+        return _info(row)
+
+    async def sessions(self, sandbox_id: str) -> list[SessionInfo]:
+        """See Edge.sessions."""
+        sandbox = self._core.find(sandbox_id)
+        live = {} if sandbox is None else sandbox.sessions
+        recorded = {row.session_id: row for row in self._core.journal.sessions(sandbox_id)}
+        return [_info(row) for row in sorted({**recorded, **live}.values(), key=lambda row: row.created_at)]
+
+    async def run_in_session(self, sandbox_id: str, session_id: str, request: SessionRunRequest) -> ExecResult:
+        """See Edge.run_in_session."""
+        check_session_run(request)
+        blob = encode_request(request)
+        operations = self._operations
+        while True:
+            sandbox = self._core.sandboxes.get(sandbox_id)
+            if request.op_id is not None:
+                known = await operations.repeated(sandbox, sandbox_id, request.op_id, blob)
+                if known is not None:
+                    return known
+            sandbox = self._core.living(sandbox_id)
+            if sandbox.machine.status.state == "running":
+                break
+            await self._core.usable(sandbox)
+        channel = await self._core.usable(sandbox)
+        self._open(sandbox, session_id)
+        op = operations.begin(sandbox, request.op_id or new_op_id(), blob, background=False, session_id=session_id)
+        op.attended = True
+        try:
+            result = await channel.run_in_session(session_id, op.op_id, request)
+        except asyncio.CancelledError:
+            operations.leave(sandbox, op)
+            raise
+        except DSecError as error:
+            raise await operations.broken(sandbox, op, error) from error
+        operations.finish(sandbox, op, result)
+        return result
+
+    async def close_session(self, sandbox_id: str, session_id: str) -> None:
+        """See Edge.close_session."""
+        sandbox = self._core.find(sandbox_id)
+        if sandbox is None or session_id not in sandbox.sessions:
+            if any(row.session_id == session_id for row in self._core.journal.sessions(sandbox_id)):
+                return
+            raise NotFound(f"sandbox {sandbox_id} has no session {session_id!r:.150}", field="session_id")
+        channel = await self._core.usable(sandbox)
+        with contextlib.suppress(NotFound):
+            await channel.close_session(session_id)
+        self.closed(sandbox, session_id)
+
+    def closed(self, sandbox: Sandbox, session_id: str) -> None:
+        """The session is over; its commands that had not ended will have no result."""
+        row = sandbox.sessions.pop(session_id, None)
+        if row is not None:
+            self._core.journal.put_session(row._replace(state="closed"))
+
+    def _open(self, sandbox: Sandbox, session_id: str) -> None:
+        if session_id in sandbox.sessions:
+            return
+        if any(row.session_id == session_id for row in self._core.journal.sessions(sandbox.id)):
+            raise Conflict(f"session {session_id} is closed", cause="closed")
+        raise NotFound(f"sandbox {sandbox.id} has no session {session_id!r:.150}", field="session_id")
+
+    async def _drop(self, sandbox: Sandbox, session_id: str) -> None:
+        if sandbox.channel is not None:
+            try:
+                await sandbox.channel.close_session(session_id)
+            except DSecError:
+                return
+
+
+def _info(row: SessionRow) -> SessionInfo:
+    return SessionInfo(session_id=row.session_id, sandbox_id=row.sandbox_id, state=row.state, created_at=row.created_at)  # type: ignore[arg-type]

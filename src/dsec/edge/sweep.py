@@ -1,0 +1,105 @@
+"""At the start and from time to time: what is desired, recorded and really there is compared, and the difference removed."""
+
+from __future__ import annotations
+
+import asyncio
+import sqlite3
+import time
+
+import structlog
+
+from dsec.edge import clock
+from dsec.edge.core import Core
+from dsec.edge.machine import RetryDestroy, StopWanted
+from dsec.edge.operations import Operations
+from dsec.edge.sandbox import Sandbox
+from dsec.trajectory.retention import prune
+from libdsec.errors import DSecError, OutcomeUnknown
+
+__all__ = ["Sweep"]
+
+log = structlog.get_logger("dsec.edge")
+QUIET_SECONDS = 5.0
+"""An operation younger than this may be on its way to aether still."""
+
+
+class Sweep:
+    """`run` never ends; `once` is one round."""
+
+    def __init__(self, core: Core, operations: Operations) -> None:
+        self._core = core
+        self._operations = operations
+
+    async def run(self) -> None:
+        """Rounds, until cancelled."""
+        while True:
+            await asyncio.sleep(self._core.settings.sweep_seconds)
+            try:
+                await self.once()
+            except Exception:
+                log.exception("a sweep failed")
+
+    async def once(self) -> None:
+        """Retry failed removals, reconcile operations, remove what nobody knows, drop old records."""
+        core = self._core
+        now = clock.now()
+        for sandbox in list(core.sandboxes.values()):
+            if sandbox.status.state in ("stopping", "failed"):
+                core.apply(sandbox, RetryDestroy())
+            elif sandbox.claim_by is not None and sandbox.claim_by < now:
+                core.apply(sandbox, StopWanted("sweep"))
+            elif sandbox.status.state == "running" and sandbox.ops:
+                await self._reconcile(sandbox, now)
+        await self.remove_unknown()
+        await self.prune()
+
+    async def remove_unknown(self) -> None:
+        """Kernel objects and files of sandboxes that no record knows: another life of ours left them."""
+        core = self._core
+        for backend in core.backends.values():
+            for sandbox_id in sorted(await backend.owned()):
+                if sandbox_id in core.sandboxes:
+                    continue
+                row = core.journal.sandbox(sandbox_id)
+                log.warning("removing what is left of a sandbox", sandbox_id=sandbox_id, recorded=row is not None)
+                core.counters["swept"] += 1
+                try:
+                    await backend.destroy_unknown(sandbox_id)
+                except Exception as error:
+                    log.error("it could not be removed", sandbox_id=sandbox_id, error=repr(error))
+
+    async def _reconcile(self, sandbox: Sandbox, now: float) -> None:
+        """Operations whose end was not told, and such as never reached aether because their caller left in the middle."""
+        operations = self._operations
+        alone = [
+            op
+            for op in sandbox.ops.values()
+            if op.state == "running" and not op.attended and op.session_id is None and now - op.started_at > QUIET_SECONDS
+        ]
+        if not alone or sandbox.channel is None:
+            return
+        try:
+            live = {session.session_id: session for session in await sandbox.channel.sessions()}
+        except DSecError:
+            return
+        for op in alone:
+            session = live.get(op.op_id)
+            if op.state != "running" or op.collecting:
+                continue
+            if session is None:
+                operations.lose(sandbox, op, OutcomeUnknown("the operation is not known in its sandbox", cause="lost"))
+            elif not session.running:
+                await operations.collect(sandbox, op)
+
+    async def prune(self) -> None:
+        """Drop the records that are older, or beyond the size, that the settings allow."""
+        settings = self._core.settings
+        # Records carry wall time.
+        before = time.time() - settings.record_hours * 3600
+        more = True
+        while more:
+            try:
+                more = await self._core.journal.run(lambda db: prune(db, before, settings.record_limit_bytes))
+            except sqlite3.Error as error:
+                log.warning("records could not be dropped", error=repr(error))
+                return
