@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import random
 import secrets
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 __all__ = ["Canaries", "draw"]
@@ -29,28 +30,38 @@ _BODIES = {
 }
 
 
+_MODULES = 4
+
+
 @dataclass(frozen=True, slots=True)
 class Canaries:
-    """A module's name and text, and what its tests must be reported as."""
+    """Modules by name with their text, and what each of their tests must be reported as."""
 
-    module: str
-    text: str
+    modules: dict[str, str]
     expected: dict[str, str]
 
+    def among(self, modules: Sequence[str]) -> list[str]:
+        """The modules, with these at places of chance between them."""
+        mixed = list(modules)
+        for name in self.modules:
+            mixed.insert(secrets.randbelow(len(mixed) + 1), name)
+        return mixed
 
-def draw(example: str) -> Canaries:
-    """A fresh set. `example` is the id of a real test: the canaries' names are shaped like its."""
+
+def draw() -> Canaries:
+    """A fresh set, spread over several modules so that a patch that is undone half-way is seen too."""
     chooser = random.SystemRandom()
-    suffix = secrets.token_hex(4)
-    module, case = f"test_{suffix}", f"Cache{suffix.title()}Test"
-    stem = example.rpartition(".")[2] or "test"
-    methods, expected = [], {}
     bodies = [(outcome, body) for outcome, choices in _BODIES.items() for body in choices]
     chooser.shuffle(bodies)
-    for outcome, body in bodies:
-        name = f"{stem}_{secrets.token_hex(4)}"
-        first, second = chooser.sample(range(1000, 10_000), 2)
-        methods.append(f"    def {name}(self):\n        {body.format(a=first, b=second)}\n")
-        expected[f"{module}.{case}.{name}"] = outcome
-    text = f"import unittest\n\n\nclass {case}(unittest.TestCase):\n" + "\n".join(methods)
-    return Canaries(module, text, expected)
+    modules, expected = {}, {}
+    for index in range(_MODULES):
+        suffix = secrets.token_hex(4)
+        module, case = f"test_{suffix}", f"C{suffix}Test"
+        methods = []
+        for outcome, body in bodies[index::_MODULES]:
+            name = f"test_{secrets.token_hex(4)}"
+            first, second = chooser.sample(range(1000, 10_000), 2)
+            methods.append(f"    def {name}(self):\n        {body.format(a=first, b=second)}\n")
+            expected[f"{module}.{case}.{name}"] = outcome
+        modules[module] = f"import unittest\n\n\nclass {case}(unittest.TestCase):\n" + "\n".join(methods)
+    return Canaries(modules, expected)

@@ -48,7 +48,8 @@ def _file_edits(name: str, before: str, after: str) -> list[Edit]:
         while True:
             head, tail = lines[start - above : start], lines[end : end + below]
             old = "".join([*head, *lines[start:end], *tail])
-            if old and current.count(old) == 1:
+            # Not count(), which misses occurrences that overlap.
+            if old and current.find(old) == current.rfind(old):
                 break
             if above >= start and end + below >= len(lines):
                 raise ValueError(f"{name}: a hunk cannot be made unique")

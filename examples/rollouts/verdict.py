@@ -117,10 +117,10 @@ def _record(line: str, token: str) -> dict[str, Any] | None:
         return None
     if not isinstance(record, dict) or record.get("token") != token:
         return None
-    if record.keys() == {"token", "end"} and isinstance(record["end"], int):
+    if record.keys() == {"token", "end"} and type(record["end"]) is int:
         return record
     if record.keys() != {"token", "id", "outcome", "seconds"} or not isinstance(record["id"], str):
         return None
-    if record["outcome"] not in _OUTCOMES or not isinstance(record["seconds"], (int, float)):
+    if not isinstance(record["outcome"], str) or record["outcome"] not in _OUTCOMES or not isinstance(record["seconds"], (int, float)):
         return None
     return record

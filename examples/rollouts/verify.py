@@ -77,16 +77,14 @@ class Verifier:
         async with await self.client.run_container(self.arguments(self.layers)) as sandbox:
             await samples.first_command(sandbox)
             await self._apply(sandbox, changes)
-            canaries = draw(f"{self.modules[0]}.Case.test")
-            modules = list(self.modules)
-            modules.insert(secrets.randbelow(len(modules) + 1), canaries.module)
+            canaries = draw()
             nonce, token = secrets.token_hex(16), secrets.token_hex(16)
             plan = {
                 "nonce": nonce,
                 "token": token,
-                "files": {f"{canaries.module}.py": canaries.text},
+                "files": {f"{name}.py": text for name, text in canaries.modules.items()},
                 "path": [TESTS, self.task.import_root],
-                "modules": modules,
+                "modules": canaries.among(self.modules),
                 "seconds": self.seconds,
             }
             result = await sandbox.exec(

@@ -53,9 +53,7 @@ TOOLS = [
 ]
 _NAMES = frozenset(tool["function"]["name"] for tool in TOOLS)
 
-_SYSTEM = (
-    "You are a software engineer at work in a sandbox. Use the tools to fix the bugs, check your work, then answer without a tool call."
-)
+_SYSTEM = "You are a software engineer at work in a sandbox. Use the tools, check your work, then answer without a tool call."
 
 
 @dataclass(frozen=True, slots=True)

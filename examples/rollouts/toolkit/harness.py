@@ -45,9 +45,11 @@ def edit(path: str, old: str, new: str) -> dict[str, Any]:
         Path(path).write_bytes(new.encode())
         return {"replaced": 0}
     text = _load(path)
-    found = text.count(old)
-    if found != 1:
-        raise ToolError(f"the text to replace occurs {found} times in {path}, not once")
+    found = text.find(old)
+    if found < 0:
+        raise ToolError(f"the text to replace does not occur in {path}")
+    if found != text.rfind(old):
+        raise ToolError(f"the text to replace occurs more than once in {path}")
     Path(path).write_bytes(text.replace(old, new).encode())
     return {"replaced": 1}
 

@@ -81,13 +81,15 @@ def main() -> None:
     # After the standard library, so that the tested code shadows none of it.
     sys.path += plan["path"]
     reporter = Reporter(write, plan["token"])
+    modules = []
+    # All before the first test runs: what the tested code does to the framework when it is imported holds for every test.
     for name in plan["modules"]:
         try:
-            module = importlib.import_module(name)
+            modules.append(importlib.import_module(name))
         except Exception as error:
             reporter.report(name, "error", 0.0)
             print(f"{name}: {type(error).__name__}: {error}", file=sys.stderr)
-            continue
+    for module in modules:
         unittest.TestLoader().loadTestsFromModule(module).run(reporter)
     write({"token": plan["token"], "end": reporter.reported})
 
