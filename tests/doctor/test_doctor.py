@@ -27,7 +27,7 @@ def test_a_probe_that_sees_its_mechanism_is_present_and_needs_no_remedy() -> Non
         (lambda _folder: (_ for _ in ()).throw(Absent("no such thing")), "no such thing"),
         (lambda _folder: Path("/nowhere/at/all").read_text(), "/nowhere/at/all: No such file or directory"),
         (lambda _folder: 1 // 0, "ZeroDivisionError"),
-        (lambda _folder: os.kill(os.getpid(), 11), "the probe died"),
+        (lambda _folder: os.kill(os.getpid(), 9), "the probe died"),
     ],
     ids=["absent", "os-error", "bug", "crash"],
 )

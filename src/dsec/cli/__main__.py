@@ -1,0 +1,5 @@
+"""`python -m dsec.cli`."""
+
+from dsec.cli import main
+
+main()

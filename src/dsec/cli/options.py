@@ -1,0 +1,65 @@
+"""Options that several commands share, and how a command runs against a server."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Annotated, TypeVar
+
+import typer
+
+from dsec.cli.output import die
+from libdsec import DSecClient
+from libdsec.errors import DSecError, InvalidArgument
+
+__all__ = ["JsonOption", "RunOption", "StateOption", "TokenOption", "UrlOption", "pairs", "run_folder", "state_folder", "with_client"]
+
+T = TypeVar("T")
+
+JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON value.")]
+UrlOption = Annotated[
+    str | None,
+    typer.Option("--url", envvar="DSEC_URL", help="unix:///path or http://host:port of the server.", show_default="this machine's"),
+]
+TokenOption = Annotated[str | None, typer.Option("--token", envvar="DSEC_TOKEN", help="For a server on TCP.")]
+StateOption = Annotated[Path, typer.Option("--state", envvar="DSEC_STATE", help="State folder: layers, journal, sandboxes' disks.")]
+RunOption = Annotated[Path, typer.Option("--run", envvar="DSEC_RUN", help="Run folder: sockets and mounts.")]
+
+state_folder = Path("/var/lib/dsec")
+run_folder = Path("/run/dsec")
+
+
+def default_url(url: str | None) -> str | None:
+    """Where no server is named, the one of DSEC_RUN."""
+    run = os.environ.get("DSEC_RUN")
+    return url or (f"unix://{run}/dsec.sock" if run else None)
+
+
+def with_client(
+    url: str | None, token: str | None, work: Callable[[DSecClient], Awaitable[T]], *, as_json: bool = False, failed_code: int | None = None
+) -> T:
+    """Open a client, do `work`, close; an error ends the process with one line and its exit code, `failed_code` if given."""
+
+    async def whole() -> T:
+        async with DSecClient(default_url(url), token) as client:
+            return await work(client)
+
+    try:
+        return asyncio.run(whole())
+    except DSecError as error:
+        die(error, as_json=as_json, code=failed_code)
+    except KeyboardInterrupt:
+        raise SystemExit(130) from None
+
+
+def pairs(items: list[str], option: str) -> dict[str, str]:
+    """`NAME=value` each."""
+    result: dict[str, str] = {}
+    for item in items:
+        name, separator, value = item.partition("=")
+        if not separator or not name:
+            raise InvalidArgument(f"{option} takes NAME=value, not {item!r}", field=option)
+        result[name] = value
+    return result

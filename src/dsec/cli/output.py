@@ -1,0 +1,138 @@
+"""What the command prints, and how it ends.
+
+Results go to stdout, everything else to stderr. With --json stdout carries exactly one JSON value, an error too: {"error": {...}}.
+
+Exit codes: 0 done; 1 an error; 2 wrong use or a value that is not allowed; 3 not found; 4 no server. `run` and `exec` end as the command
+did: its exit code, 128 + the signal's number, 124 after a timeout; 125 is an error of DSec's.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterable
+from typing import Any, NoReturn
+
+import msgspec
+from rich.console import Console
+from rich.table import Table
+
+from libdsec.errors import ConnectionFailed, DSecError, InvalidArgument, NotFound
+from libdsec.schema import ExecResult
+
+__all__ = [
+    "COMMAND_FAILED",
+    "amount",
+    "command_exit_code",
+    "console",
+    "die",
+    "duration",
+    "exit_code",
+    "print_json",
+    "print_table",
+    "say",
+]
+
+COMMAND_FAILED = 125
+_TIMED_OUT = 124
+
+console = Console(stderr=True, highlight=False)
+
+
+def say(text: str) -> None:
+    """One line for the person at the terminal, on stderr."""
+    console.print(text, markup=False)
+
+
+def print_json(value: Any) -> None:
+    """Structs, builtins and lists of them; bytes become base64."""
+    sys.stdout.write(msgspec.json.format(msgspec.json.encode(value), indent=2).decode() + "\n")
+    sys.stdout.flush()
+
+
+def print_table(columns: Iterable[str], rows: Iterable[Iterable[str]]) -> None:
+    """Aligned on a terminal, tab-separated in a pipe."""
+    if not sys.stdout.isatty():
+        sys.stdout.write("\t".join(columns) + "\n")
+        for row in rows:
+            sys.stdout.write("\t".join(row) + "\n")
+        return
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for column in columns:
+        table.add_column(column, overflow="fold")
+    for row in rows:
+        table.add_row(*row)
+    Console(highlight=False).print(table, markup=False)
+
+
+def amount(size: int | None) -> str:
+    """Bytes as a person reads them."""
+    if size is None:
+        return "-"
+    value = float(size)
+    for unit in ("B", "KiB", "MiB", "GiB", "TiB"):
+        if value < 1024 or unit == "TiB":
+            return f"{value:.0f} {unit}" if unit == "B" or value >= 100 else f"{value:.1f} {unit}"
+        value /= 1024
+    raise AssertionError("unreachable")
+
+
+def duration(seconds: float | None) -> str:
+    """Seconds as a person reads them."""
+    if seconds is None:
+        return "-"
+    if seconds < 1:
+        return f"{seconds * 1e3:.0f} ms"
+    if seconds < 120:
+        return f"{seconds:.0f} s"
+    if seconds < 7200:
+        return f"{seconds / 60:.0f} min"
+    return f"{seconds / 3600:.0f} h" if seconds < 172800 else f"{seconds / 86400:.0f} d"
+
+
+def _next_step(error: DSecError) -> str:
+    if isinstance(error, ConnectionFailed) and error.ran == "not-run":
+        return "is the server up? Start it with `dsec up`, or name another with --url or DSEC_URL"
+    if isinstance(error, NotFound) and error.field in ("environment", "container_image"):
+        return "`dsec env ls` shows what there is, `dsec env build NAME --from debian:bookworm` makes one"
+    if isinstance(error, NotFound):
+        return "`dsec ps --all` shows the sandboxes"
+    if error.ran == "unknown":
+        return "it may have run: `dsec logs` shows what is recorded"
+    return ""
+
+
+def exit_code(error: DSecError) -> int:
+    """Of a command that is not the guest's."""
+    if isinstance(error, InvalidArgument):
+        return 2
+    if isinstance(error, NotFound):
+        return 3
+    return 4 if isinstance(error, ConnectionFailed) else 1
+
+
+def die(error: DSecError, *, as_json: bool, code: int | None = None) -> NoReturn:
+    """Print one clear line and end."""
+    if as_json:
+        print_json(error.to_wire())
+    else:
+        subject = f"{error.field}: " if error.field and error.field not in error.message else ""
+        step = _next_step(error)
+        say(f"dsec: {subject}{error.message}" + (f"\n      {step}" if step else ""))
+    # Not SystemExit: a Typer command may be inside an event loop's task, whose other tasks must not turn an error into a traceback.
+    sys.stdout.flush()
+    raise SystemExit(exit_code(error) if code is None else code)
+
+
+def command_exit_code(result: ExecResult) -> int:
+    """What a shell would have ended with."""
+    if result.timed_out:
+        return _TIMED_OUT
+    if result.exit_code is not None:
+        return result.exit_code
+    return 128 + result.signal if result.signal is not None else COMMAND_FAILED
+
+
+def stdout_is_terminal() -> bool:
+    """Whether a person reads stdout."""
+    return os.isatty(1)
