@@ -42,7 +42,8 @@ ALLOWED: Final = _names(
     copy_file_range signalfd signalfd4 eventfd eventfd2 timerfd_create timerfd_settime timerfd_gettime process_vm_readv
     process_vm_writev seccomp getrandom memfd_create memfd_secret pkey_mprotect pkey_alloc pkey_free pidfd_open pidfd_getfd
     pidfd_send_signal close_range landlock_create_ruleset landlock_add_rule landlock_restrict_self process_mrelease cachestat
-    map_shadow_stack mseal remap_file_pages getcpu mbind get_mempolicy set_mempolicy set_mempolicy_home_node
+    map_shadow_stack mseal remap_file_pages getcpu mbind get_mempolicy set_mempolicy set_mempolicy_home_node mq_open
+    mq_unlink mq_timedsend mq_timedreceive mq_notify mq_getsetattr
     """
 )
 

@@ -1,0 +1,297 @@
+"""The container backend: dsec.backends.protocol.Backend over the launcher, cgroups, shared layers and scratch folders of one node."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import socket
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Final, Protocol
+
+import structlog
+
+from dsec.backends.container import wire
+from dsec.backends.container.birth import Host, launch_payload, limits_of
+from dsec.backends.container.channel import ContainerChannel
+from dsec.backends.container.conversation import connect
+from dsec.backends.container.frames import encode_frame
+from dsec.backends.container.launcher import Launcher
+from dsec.backends.container.removal import Remains, stop
+from dsec.backends.container.watch import Watch
+from dsec.backends.protocol import Capabilities, ChannelEvent, EventCallback, SandboxSpec, Usage
+from dsec.environments.scratch import ScratchCapabilities
+from dsec.network.nat import NatNetwork
+from dsec.resources.cgroups import CgroupDriver
+from dsec.resources.hierarchies import WANTED, probe
+from dsec.resources.plan import instance_name
+from dsec.resources.uid_ranges import UidRanges
+from libdsec.errors import DSecError, InvalidArgument, SandboxFailed, Unsupported
+from libdsec.schema import BackendName, ContainerRunArgs
+
+__all__ = ["ContainerBackend", "Layers", "ScratchFolders", "native_binary"]
+
+READY_SECONDS: Final = 30.0
+MIN_MEMORY_MB: Final = 8
+MIN_PIDS: Final = 4
+MIN_CPU_CORES: Final = 0.01
+
+log = structlog.get_logger("dsec.container")
+
+
+class Layers(Protocol):
+    """Where mounted layers come from (dsec.environments.EnvironmentStore)."""
+
+    def acquire(self, digests: Sequence[str], owner: str) -> list[str]: ...
+    def release(self, owner: str) -> None: ...
+
+
+class ScratchFolders(Protocol):
+    """Where writable folders come from (dsec.environments.ScratchStore)."""
+
+    @property
+    def capabilities(self) -> ScratchCapabilities: ...
+    def open(self) -> None: ...
+    def close(self) -> None: ...
+    def create(self, sandbox_id: str, limit_bytes: int | None) -> Path: ...
+    def destroy(self, sandbox_id: str) -> None: ...
+    def usage(self, sandbox_id: str) -> int | None: ...
+    def list(self) -> set[str]: ...
+
+
+def native_binary() -> Path:
+    """The binary that the package build made."""
+    return Path(__file__).resolve().parents[2] / "_native" / "dsec-native"
+
+
+class ContainerBackend:
+    """Sandboxes of the instance whose run folder is `run`. `open` before use; `aclose` lets go and ends nothing but the launcher.
+
+    Every call that may wait for the kernel runs in a thread; what a sandbox costs the event loop is a few frames.
+    """
+
+    name: BackendName = "container"
+
+    def __init__(self, layers: Layers, scratch: ScratchFolders, run: Path, *, binary: Path | None = None) -> None:
+        self._layers = layers
+        self._scratch = scratch
+        self._run = run
+        self._sockets = run / "sandboxes"
+        instance = instance_name(run)
+        self._cgroups = CgroupDriver(probe(), instance)
+        self._nat = NatNetwork(instance)
+        self._ranges = UidRanges(run)
+        self._launcher = Launcher(binary or native_binary(), run / "launcher.log", self._cgroups.daemons_dir)
+        self._host = Host(len(os.sched_getaffinity(0)), os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
+        self._channels: dict[str, ContainerChannel] = {}
+        self._paused: set[str] = set()
+        self._on_event: EventCallback = _ignore
+        self._nat_refusal: str | None = None
+
+    async def open(self, on_event: EventCallback) -> None:
+        self._on_event = on_event
+        await asyncio.to_thread(self._open)
+
+    def _open(self) -> None:
+        self._sockets.mkdir(parents=True, exist_ok=True, mode=0o700)
+        self._scratch.open()
+        self._cgroups.prepare()
+        self._ranges.open()
+        self._nat_refusal = self._nat.probe()
+
+    async def aclose(self) -> None:
+        for channel in self._channels.values():
+            await channel.aclose()
+        self._channels.clear()
+        await self._launcher.aclose()
+        await asyncio.to_thread(self._close)
+
+    def _close(self) -> None:
+        self._ranges.close()
+        self._nat.retire()
+        self._cgroups.retire()
+        self._scratch.close()
+
+    def capabilities(self) -> Capabilities:
+        hierarchies = self._cgroups.hierarchies
+        return Capabilities(
+            pause=hierarchies.v2 is not None or hierarchies.has("freezer"),
+            snapshot=False,
+            fork=False,
+            tty=True,
+            nat=self._nat_refusal is None,
+            disk_limit=self._scratch.capabilities.disk_limit,
+            memory_limit=hierarchies.has("memory"),
+        )
+
+    def validate(self, args: ContainerRunArgs) -> None:
+        """Refuses what this host cannot do, naming the field."""
+        if args.memory_limit_mb < MIN_MEMORY_MB:
+            raise InvalidArgument(f"memory_limit_mb must be at least {MIN_MEMORY_MB}, not {args.memory_limit_mb}", field="memory_limit_mb")
+        if not args.cpu_cores_limit >= MIN_CPU_CORES:
+            raise InvalidArgument(f"cpu_cores_limit must be at least {MIN_CPU_CORES}, not {args.cpu_cores_limit}", field="cpu_cores_limit")
+        if args.pids_limit < MIN_PIDS:
+            raise InvalidArgument(f"pids_limit must be at least {MIN_PIDS}, not {args.pids_limit}", field="pids_limit")
+        fields = dict(zip(WANTED, ("cpu_cores_limit", "memory_limit_mb", "pids_limit"), strict=True))
+        for controller, field in fields.items():
+            if not self._cgroups.hierarchies.has(controller):
+                raise Unsupported(f"this host has no {controller} cgroup controller", field=field)
+        if args.network == "nat" and self._nat_refusal is not None:
+            raise Unsupported(f"network nat: {self._nat_refusal}", field="network")
+        if not self._scratch.capabilities.disk_limit:
+            raise Unsupported("this host's scratch store has no quotas", field="disk_limit_mb")
+
+    def lease_range(self, sandbox_id: str) -> int:
+        return self._ranges.lease(sandbox_id)
+
+    def _socket_path(self, sandbox_id: str) -> str:
+        return str(self._sockets / f"{sandbox_id}.sock")
+
+    def _watch(self, sandbox_id: str, sock: socket.socket) -> Watch:
+        def report(event: ChannelEvent) -> None:
+            self._on_event(sandbox_id, event)
+
+        return Watch(asyncio.get_running_loop(), sock, self._socket_path(sandbox_id), report)
+
+    async def create(self, spec: SandboxSpec) -> ContainerChannel:
+        try:
+            return await self._create(spec)
+        except BaseException as error:
+            await self._undo(spec, error)
+            raise
+
+    async def _undo(self, spec: SandboxSpec, error: BaseException) -> None:
+        """Remove what a failed or cancelled create made. A cancellation does not cut this short: what stays would be nobody's."""
+        ending = asyncio.ensure_future(self._end(spec.sandbox_id, spec.range_index))
+        while not ending.done():
+            with contextlib.suppress(asyncio.CancelledError, DSecError):
+                await asyncio.shield(ending)
+        if not ending.cancelled() and (left := ending.exception()) is not None:
+            error.add_note(f"and its removal failed: {left}")
+
+    async def _create(self, spec: SandboxSpec) -> ContainerChannel:
+        sandbox_id = spec.sandbox_id
+        layers, scratch = await asyncio.to_thread(self._prepare, spec)
+        path = self._socket_path(sandbox_id)
+        payload = launch_payload(
+            spec,
+            host=self._host,
+            plan=self._cgroups.plan(sandbox_id, limits_of(spec, self._host)),
+            layers=layers,
+            scratch=str(scratch),
+            socket_path=path,
+            resolv_conf=self._nat.resolv_conf() if spec.args.network == "nat" else None,
+        )
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK | socket.SOCK_CLOEXEC)
+        watch = self._watch(sandbox_id, ours)
+        try:
+            with theirs:
+                await self._launcher.launch(payload, theirs)
+            async with asyncio.timeout(READY_SECONDS):
+                ready = await asyncio.shield(watch.ready)
+            if spec.args.network == "nat":
+                await asyncio.to_thread(self._nat.attach, sandbox_id, spec.range_index, ready.number(wire.T_INIT_PID))
+        except TimeoutError:
+            watch.close()
+            raise SandboxFailed(f"{sandbox_id} was not ready in {READY_SECONDS:.0f} s", cause="launch-failed", ran="not-run") from None
+        except DSecError as error:
+            watch.close()
+            if error.code != DSecError.code and error.cause != "channel-closed":
+                raise
+            raise SandboxFailed(error.message, cause="launch-failed", ran="not-run", details=error.details) from error
+        except BaseException:
+            watch.close()
+            raise
+        channel = ContainerChannel(path, watch)
+        self._channels[sandbox_id] = channel
+        return channel
+
+    def _prepare(self, spec: SandboxSpec) -> tuple[list[str], Path]:
+        digests = [layer.rpartition("@")[2] for layer in spec.layers]
+        layers = self._layers.acquire(digests, spec.sandbox_id)
+        return layers, self._scratch.create(spec.sandbox_id, spec.args.disk_limit_mb << 20)
+
+    async def adopt(self, spec: SandboxSpec) -> ContainerChannel | None:
+        """None too where another sandbox holds its id range or another generation answers: neither is ours to run commands in."""
+        sandbox_id = spec.sandbox_id
+        if not self._ranges.claim(spec.range_index, sandbox_id):
+            return None
+        path = self._socket_path(sandbox_id)
+        watch: Watch | None = None
+        try:
+            watch = self._watch(sandbox_id, await connect(path))
+            watch.send(encode_frame(wire.HELLO))
+            async with asyncio.timeout(READY_SECONDS):
+                ready = await asyncio.shield(watch.ready)
+                await asyncio.shield(watch.sessions)
+        except (DSecError, TimeoutError) as error:
+            if watch is not None:
+                watch.close()
+            log.info("not adopted", sandbox_id=sandbox_id, reason=str(error))
+            return None
+        if ready.text(wire.T_SANDBOX_ID) != sandbox_id or ready.number(wire.T_GENERATION) != spec.generation:
+            watch.close()
+            return None
+        if await asyncio.to_thread(self._cgroups.frozen, sandbox_id):
+            self._paused.add(sandbox_id)
+        channel = ContainerChannel(path, watch)
+        self._channels[sandbox_id] = channel
+        return channel
+
+    async def pause(self, spec: SandboxSpec) -> None:
+        """All its processes stand on return; aether does not, so files stay readable and output already written can be fetched."""
+        self._paused.add(spec.sandbox_id)
+        await asyncio.to_thread(self._cgroups.freeze, spec.sandbox_id)
+
+    async def resume(self, spec: SandboxSpec) -> None:
+        await asyncio.to_thread(self._cgroups.thaw, spec.sandbox_id)
+        self._paused.discard(spec.sandbox_id)
+
+    async def destroy(self, spec: SandboxSpec) -> None:
+        await self._end(spec.sandbox_id, spec.range_index)
+
+    async def destroy_unknown(self, sandbox_id: str) -> None:
+        await self._end(sandbox_id, None)
+
+    async def _end(self, sandbox_id: str, range_index: int | None) -> None:
+        channel = self._channels.get(sandbox_id)
+        remains = Remains(sandbox_id, self._socket_path(sandbox_id), self._cgroups, self._nat, self._scratch, self._layers)
+        if channel is None or sandbox_id in self._paused:
+            # Frozen processes do not die of v1's SIGKILL, and aether would wait for them.
+            await asyncio.to_thread(remains.thaw)
+        if channel is not None:
+            channel.silence()
+        stopped = await stop(remains.socket_path)
+        await asyncio.to_thread(remains.clear, stopped=stopped)
+        if channel is not None:
+            await channel.aclose()
+        self._channels.pop(sandbox_id, None)
+        self._paused.discard(sandbox_id)
+        if range_index is not None:
+            self._ranges.release(range_index, sandbox_id)
+
+    async def usage(self, spec: SandboxSpec) -> Usage:
+        return await asyncio.to_thread(self._usage, spec.sandbox_id)
+
+    def _usage(self, sandbox_id: str) -> Usage:
+        memory, peak, oom_kills = self._cgroups.memory(sandbox_id)
+        return Usage(
+            memory_bytes=memory,
+            memory_peak_bytes=peak,
+            cpu_seconds=self._cgroups.cpu_seconds(sandbox_id),
+            disk_bytes=self._scratch.usage(sandbox_id),
+            oom_kills=oom_kills,
+            pids=self._cgroups.pids(sandbox_id),
+        )
+
+    async def owned(self) -> set[str]:
+        return await asyncio.to_thread(self._owned)
+
+    def _owned(self) -> set[str]:
+        sockets = {path.name.removesuffix(".sock") for path in self._sockets.glob("*.sock")}
+        return sockets | self._cgroups.owned() | self._nat.owned() | self._scratch.list()
+
+
+def _ignore(sandbox_id: str, event: ChannelEvent) -> None:
+    """Before `open` there is nobody to tell."""

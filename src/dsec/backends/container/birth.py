@@ -1,0 +1,102 @@
+"""What a new sandbox is to be, as the payload of LAUNCH. Pure."""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from dsec.backends.container import wire
+from dsec.backends.container.frames import FieldValue, encode_fields
+from dsec.backends.protocol import SandboxSpec
+from dsec.isolation.seccomp import host_filter
+from dsec.isolation.walls import MASKED, READ_ONLY, capability_mask, sysctls
+from dsec.resources.plan import CgroupPlan, Limits
+from dsec.resources.uid_ranges import RANGE_IDS, range_base
+
+__all__ = ["Host", "launch_payload", "limits_of"]
+
+SESSION_LIMIT: Final = 1024
+
+
+@dataclass(frozen=True, slots=True)
+class Host:
+    """What there is to share out."""
+
+    cpus: int
+    memory_bytes: int
+
+
+def limits_of(spec: SandboxSpec, host: Host) -> Limits:
+    """The limits in force: what was asked, lowered to what the host has."""
+    args = spec.args
+    return Limits(
+        cpu_cores=min(args.cpu_cores_limit, float(host.cpus)),
+        memory_bytes=min(args.memory_limit_mb << 20, host.memory_bytes),
+        pids=args.pids_limit,
+    )
+
+
+@functools.cache
+def _walls() -> bytes:
+    fields: list[tuple[int, FieldValue]] = [(wire.T_CAPS, capability_mask()), (wire.T_SECCOMP, host_filter())]
+    fields += [(wire.T_MASK, path) for path in MASKED]
+    fields += [(wire.T_READONLY, path) for path in READ_ONLY]
+    return encode_fields(fields)
+
+
+def _files(spec: SandboxSpec, resolv_conf: str | None) -> dict[str, str]:
+    files = {
+        "/etc/hostname": f"{spec.hostname}\n",
+        "/etc/hosts": f"127.0.0.1 localhost\n::1 localhost ip6-localhost ip6-loopback\n127.0.1.1 {spec.hostname}\n",
+    }
+    if resolv_conf is not None:
+        files["/etc/resolv.conf"] = resolv_conf
+    return files
+
+
+def launch_payload(
+    spec: SandboxSpec,
+    *,
+    host: Host,
+    plan: CgroupPlan,
+    layers: Sequence[str],
+    scratch: str,
+    socket_path: str,
+    resolv_conf: str | None = None,
+) -> bytes:
+    """`layers` are mounted roots from the bottom, `scratch` the folder with `upper` and `work`."""
+    limits = limits_of(spec, host)
+    base = range_base(spec.range_index)
+    fields: list[tuple[int, FieldValue]] = [
+        (wire.T_SANDBOX_ID, spec.sandbox_id),
+        (wire.T_GENERATION, spec.generation),
+        (wire.T_SOCKET_PATH, socket_path),
+        (wire.T_HOSTNAME, spec.hostname),
+        (wire.T_UID_BASE, base),
+        (wire.T_UID_COUNT, RANGE_IDS),
+        (wire.T_SCRATCH, scratch),
+        (wire.T_USER, spec.user),
+        (wire.T_CWD, spec.workdir),
+        (wire.T_SESSION_LIMIT, SESSION_LIMIT),
+    ]
+    fields += [(wire.T_LAYER, path) for path in layers]
+    fields += [(wire.T_ENV, f"{name}={value}") for name, value in spec.env.items()]
+    fields += [(wire.T_CGROUP_DIR, path) for path in plan.dirs]
+    fields += [(wire.T_CGROUP_WRITE, f"{path}\0{value}") for path, value in plan.writes]
+    fields += [(wire.T_CGROUP_JOIN, path) for path in plan.joins]
+    if plan.v2 is not None:
+        fields.append((wire.T_CGROUP_V2, plan.v2))
+    if plan.oom_file is not None:
+        fields.append((wire.T_OOM_FILE, plan.oom_file))
+    if plan.memory_usage_file is not None:
+        fields.append((wire.T_MEMORY_USAGE_FILE, plan.memory_usage_file))
+    if limits.memory_bytes is not None:
+        fields += [(wire.T_MEMORY_BYTES, limits.memory_bytes), (wire.T_SHM_BYTES, max(1 << 20, limits.memory_bytes // 2))]
+    if limits.cpu_cores is not None:
+        fields.append((wire.T_CPUS, min(host.cpus, max(1, math.ceil(limits.cpu_cores)))))
+    fields += [(wire.T_FILE, f"{path}\000644\0{text}") for path, text in _files(spec, resolv_conf).items()]
+    fields += [(wire.T_SYSCTL, f"{path}\0{value}") for path, value in sysctls(base, RANGE_IDS).items()]
+    return encode_fields(fields) + _walls()
