@@ -1,0 +1,480 @@
+/* aether: one a sandbox, on the host. It owns the sandbox's init and its sessions, and hands each connection to the chronus that it concerns. */
+#define _GNU_SOURCE
+#include "aether.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <poll.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/epoll.h>
+#include <sys/prctl.h>
+#include <sys/signalfd.h>
+#include <sys/socket.h>
+#include <sys/syscall.h>
+#include <sys/wait.h>
+#include <time.h>
+#include <unistd.h>
+
+enum what { LISTENER, CHILDREN, GUEST_INIT, WATCHER, STRANGER, SESSION };
+
+struct node {
+    enum what what;
+    int fd;
+    struct node *next;
+    /* STRANGER */
+    int64_t since;
+    /* SESSION */
+    char id[ID_MAX + 1];
+    int pid;
+    bool lost, forgotten;
+    bool running, shell, background;
+    int64_t leader, started_real;
+};
+
+struct aether {
+    struct sandbox s;
+    int epoll, floor;
+    struct node listener, children, init;
+    struct node *watchers, *strangers, *sessions;
+    int session_count;
+    int *helpers; /* pids of files and connect processes */
+    int helper_count, helper_cap;
+    bool dead; /* init is gone */
+};
+
+static void watch(struct aether *a, struct node *n, uint32_t events) {
+    struct epoll_event e = {.events = events, .data.ptr = n};
+    epoll_ctl(a->epoll, EPOLL_CTL_ADD, n->fd, &e);
+}
+
+static struct node *node_add(struct aether *a, struct node **list, enum what what, int fd, uint32_t events) {
+    struct node *n = calloc(1, sizeof *n);
+    if (!n)
+        return NULL;
+    *n = (struct node){.what = what, .fd = fd, .next = *list};
+    *list = n;
+    if (fd >= 0)
+        watch(a, n, events);
+    return n;
+}
+
+/* The descriptor may live on in another process, so closing it would not take it out of the epoll set. */
+static void node_remove(struct aether *a, struct node **list, struct node *n, bool close_fd) {
+    if (n->fd >= 0)
+        epoll_ctl(a->epoll, EPOLL_CTL_DEL, n->fd, NULL);
+    for (struct node **at = list; *at; at = &(*at)->next)
+        if (*at == n) {
+            *at = n->next;
+            break;
+        }
+    if (n->fd >= 0 && close_fd)
+        close(n->fd);
+    free(n);
+}
+
+static void refuse(int sock, const char *code, int ran, const char *message) {
+    struct trouble t = {.ran = ran};
+    fail(&t, code, NULL, 0, "%s", message);
+    send_trouble(sock, &t);
+}
+
+static void ready_frame(const struct aether *a, struct out *o) {
+    out_begin(o, K_READY, 0);
+    out_text(o, T_SANDBOX_ID, a->s.spec.sandbox_id);
+    out_number(o, T_GENERATION, a->s.spec.generation);
+    out_number(o, T_AETHER_PID, getpid());
+    out_number(o, T_INIT_PID, a->s.init_pid);
+    out_end(o);
+}
+
+static void tell_watchers(struct aether *a, int kind, const char *detail, const char *session) {
+    struct out o = {0};
+    out_begin(&o, K_EVENT, 0);
+    out_number(&o, T_EVENT_KIND, kind);
+    out_text(&o, T_DETAIL, detail);
+    if (session)
+        out_text(&o, T_SESSION_ID, session);
+    out_end(&o);
+    for (struct node *w = a->watchers, *next; w; w = next) {
+        next = w->next;
+        /* A watcher that does not read loses its connection rather than holding up the sandbox. */
+        if (o.failed || send(w->fd, o.buf, o.len, MSG_NOSIGNAL | MSG_DONTWAIT) != (ssize_t)o.len)
+            node_remove(a, &a->watchers, w, w->fd != a->s.birth);
+    }
+    out_free(&o);
+}
+
+/* --- children --- */
+
+/* In a fork of aether: nothing of aether's own stays open, but what was opened before its first connection and the two given. */
+static void child_begin(struct aether *a, int *conn, int *ctl) {
+    close(a->epoll);
+    close(a->s.listener);
+    close(a->children.fd);
+    close(a->s.birth);
+    int low = *conn, high = *ctl >= 0 ? *ctl : *conn;
+    if (low > high) {
+        low = *ctl;
+        high = *conn;
+    }
+    if (low > a->floor)
+        close_range((unsigned)a->floor, (unsigned)low - 1, 0);
+    if (high > low + 1)
+        close_range((unsigned)low + 1, (unsigned)high - 1, 0);
+    close_range((unsigned)high + 1, ~0U, 0);
+    sigset_t none;
+    sigemptyset(&none);
+    sigprocmask(SIG_SETMASK, &none, NULL);
+    int aether = getppid();
+    prctl(PR_SET_PDEATHSIG, SIGKILL);
+    if (getppid() != aether)
+        _exit(1);
+}
+
+static void helper_start(struct aether *a, int conn, void (*run)(struct sandbox *, int)) {
+    if (a->helper_count == a->helper_cap) {
+        int cap = a->helper_cap ? 2 * a->helper_cap : 8;
+        int *more = realloc(a->helpers, sizeof *more * (size_t)cap);
+        if (!more)
+            return refuse(conn, "overloaded", 0, "no memory for another conversation");
+        a->helpers = more;
+        a->helper_cap = cap;
+    }
+    if (a->helper_count >= a->s.spec.session_limit)
+        return refuse(conn, "overloaded", 0, "too many conversations at once");
+    int pid = fork();
+    if (pid == 0) {
+        int none = -1;
+        child_begin(a, &conn, &none);
+        run(&a->s, conn);
+        _exit(0);
+    }
+    if (pid < 0)
+        refuse(conn, "overloaded", 0, "cannot fork");
+    else
+        a->helpers[a->helper_count++] = pid;
+}
+
+static struct node *session_find(struct aether *a, const char *id) {
+    for (struct node *n = a->sessions; n; n = n->next)
+        if (strcmp(n->id, id) == 0)
+            return n;
+    return NULL;
+}
+
+static void session_start(struct aether *a, int conn, const char *id) {
+    int ctl[2];
+    if (a->session_count >= a->s.spec.session_limit)
+        return refuse(conn, "overloaded", 0, "too many sessions at once");
+    if (socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, ctl) < 0)
+        return refuse(conn, "overloaded", 0, "out of descriptors");
+    int pid = fork();
+    if (pid == 0) {
+        char copy[ID_MAX + 1];
+        snprintf(copy, sizeof copy, "%s", id);
+        child_begin(a, &conn, &ctl[1]);
+        /* It sees aether's end by its line; killing it would lose what it has to clean. */
+        prctl(PR_SET_PDEATHSIG, 0);
+        chronus_session(&a->s, conn, ctl[1], copy);
+    }
+    close(ctl[1]);
+    struct node *n = pid < 0 ? NULL : node_add(a, &a->sessions, SESSION, ctl[0], EPOLLIN);
+    if (!n) {
+        close(ctl[0]);
+        return refuse(conn, "overloaded", 0, "cannot fork");
+    }
+    snprintf(n->id, sizeof n->id, "%s", id);
+    n->pid = pid;
+    a->session_count++;
+}
+
+static void session_gone(struct aether *a, struct node *n) {
+    epoll_ctl(a->epoll, EPOLL_CTL_DEL, n->fd, NULL);
+    close(n->fd);
+    n->fd = -1;
+    if (!n->forgotten) {
+        /* chronus died of itself: what ran is ended, and how is not known. */
+        int group = session_group_make(&a->s, n->id);
+        if (group >= 0) {
+            session_group_kill(group);
+            close(group);
+        }
+        session_group_remove(&a->s, n->id);
+        n->lost = true;
+        n->running = false;
+        tell_watchers(a, 3, "lost", n->id);
+        return;
+    }
+    a->session_count--;
+    node_remove(a, &a->sessions, n, false);
+}
+
+static void session_note(struct aether *a, struct node *n) {
+    struct ctl_note note;
+    ssize_t got = recv(n->fd, &note, sizeof note, MSG_DONTWAIT);
+    if (got < 0 && (errno == EAGAIN || errno == EINTR))
+        return;
+    if (got != (ssize_t)sizeof note)
+        return session_gone(a, n);
+    n->leader = note.pid;
+    n->background = note.background;
+    n->shell = note.is_shell;
+    if (note.kind == CTL_STARTED) {
+        n->running = true;
+        n->started_real = note.started_real;
+    } else if (note.kind == CTL_ENDED) {
+        n->running = false;
+        tell_watchers(a, 3, "", n->id);
+    } else {
+        n->forgotten = true;
+    }
+}
+
+static void children_reap(struct aether *a) {
+    struct signalfd_siginfo info;
+    while (read(a->children.fd, &info, sizeof info) > 0)
+        ;
+    int pid, status;
+    while ((pid = waitpid(-1, &status, WNOHANG)) > 0) {
+        if (pid == a->s.init_pid && !a->dead) {
+            a->dead = true;
+            tell_watchers(a, 1, oom_kills(&a->s) > 0 ? "oom" : "", NULL);
+        }
+        for (int i = 0; i < a->helper_count; i++)
+            if (a->helpers[i] == pid)
+                a->helpers[i] = a->helpers[--a->helper_count];
+    }
+}
+
+/* --- requests --- */
+
+static void hello(struct aether *a, struct node *x) {
+    struct frame f;
+    struct inbox in = {0};
+    struct out o = {0};
+    int rc = recv_frame(x->fd, &in, &f, 1000);
+    inbox_free(&in);
+    if (rc < 0)
+        return node_remove(a, &a->strangers, x, true);
+    ready_frame(a, &o);
+    for (struct node *n = a->sessions; n; n = n->next) {
+        out_begin(&o, K_SESSION, 0);
+        out_text(&o, T_SESSION_ID, n->id);
+        out_number(&o, T_SESSION_KIND, n->shell ? 2 : 1);
+        out_number(&o, T_RUNNING, n->running);
+        out_number(&o, T_PID, n->leader);
+        out_number(&o, T_STARTED_NS, n->started_real);
+        out_number(&o, T_BACKGROUND, n->background);
+        out_end(&o);
+    }
+    out_begin(&o, K_OK, 0);
+    out_end(&o);
+    int fd = x->fd;
+    node_remove(a, &a->strangers, x, false);
+    if (send_out(fd, &o, -1) < 0 || !node_add(a, &a->watchers, WATCHER, fd, EPOLLIN))
+        close(fd);
+    out_free(&o);
+    if (a->dead)
+        tell_watchers(a, 1, oom_kills(&a->s) > 0 ? "oom" : "", NULL);
+}
+
+static bool wait_child(int pid, int64_t deadline) {
+    while (waitpid(pid, NULL, WNOHANG) == 0) {
+        if (now_ns(CLOCK_MONOTONIC) > deadline)
+            return false;
+        poll(NULL, 0, 1);
+    }
+    return true;
+}
+
+_Noreturn static void stop(struct aether *a, int conn) {
+    if (!a->dead) {
+        kill(a->s.init_pid, SIGKILL);
+        wait_child(a->s.init_pid, now_ns(CLOCK_MONOTONIC) + 10000000000LL);
+        a->s.init_pid = 0;
+    }
+    int64_t soon = now_ns(CLOCK_MONOTONIC) + 2000000000LL;
+    for (int i = 0; i < a->helper_count; i++)
+        kill(a->helpers[i], SIGKILL);
+    for (struct node *n = a->sessions; n; n = n->next)
+        if (n->fd >= 0)
+            close(n->fd);
+    for (struct node *n = a->sessions; n; n = n->next)
+        if (!n->lost && !wait_child(n->pid, soon)) {
+            kill(n->pid, SIGKILL);
+            wait_child(n->pid, soon + 1000000000LL);
+        }
+    int left = cgroups_remove(&a->s);
+    a->s.init_pid = 0;
+    sandbox_undo(&a->s);
+    if (conn >= 0 && left) {
+        struct trouble t = {.ran = 1};
+        fail(&t, "internal", NULL, 0, "%d cgroups of %s could not be removed", left, a->s.spec.sandbox_id);
+        send_trouble(conn, &t);
+    } else if (conn >= 0) {
+        send_ok(conn);
+    }
+    _exit(left ? 1 : 0);
+}
+
+/* SESSION_ID as the first field of the frame at the front, without taking it. */
+static bool peek_id(const uint8_t *p, size_t n, char *id) {
+    if (n < 16 || p[8] != T_SESSION_ID || p[9])
+        return false;
+    size_t length = (size_t)p[12] | (size_t)p[13] << 8 | (size_t)p[14] << 16 | (size_t)p[15] << 24;
+    if (length == 0 || length > ID_MAX || n < 16 + length)
+        return false;
+    memcpy(id, p + 16, length);
+    id[length] = 0;
+    return strlen(id) == length && !strchr(id, '/');
+}
+
+static void route(struct aether *a, struct node *x, int kind, const char *id) {
+    struct node *n = id ? session_find(a, id) : NULL;
+    if (a->dead && kind != K_ATTACH && kind != K_ACK)
+        return refuse(x->fd, "sandbox_failed", 0, "the sandbox's init has died");
+    switch (kind) {
+    case K_FILES: return helper_start(a, x->fd, chronus_files);
+    case K_CONNECT: return helper_start(a, x->fd, chronus_connect);
+    case K_EXEC:
+    case K_SHELL:
+        if (!id)
+            return refuse(x->fd, "invalid_argument", 0, "SESSION_ID must come first, without a slash and at most 128 bytes");
+        return n ? refuse(x->fd, "conflict", 0, "this session exists") : session_start(a, x->fd, id);
+    case K_ATTACH:
+    case K_SIGNAL:
+    case K_ACK:
+    case K_RUN:
+    case K_CLOSE:
+        if (!n)
+            return refuse(x->fd, "not_found", 0, "no such session");
+        if (n->lost) {
+            if (kind == K_ACK || kind == K_CLOSE) {
+                a->session_count--;
+                node_remove(a, &a->sessions, n, false);
+                send_ok(x->fd);
+                return;
+            }
+            return refuse(x->fd, "outcome_unknown", 2, "the session's chronus died; how its command ended is not known");
+        }
+        if (send_all(n->fd, "h", 1, x->fd) < 0)
+            refuse(x->fd, "not_found", 0, "the session has just ended");
+        return;
+    default: return refuse(x->fd, "invalid_argument", 0, "unknown request");
+    }
+}
+
+static void stranger_look(struct aether *a, struct node *x) {
+    uint8_t buf[FRAME_HEADER + 8 + ID_MAX];
+    char id[ID_MAX + 1];
+    ssize_t n = recv(x->fd, buf, sizeof buf, MSG_PEEK | MSG_DONTWAIT);
+    if (n < 0 && (errno == EAGAIN || errno == EINTR))
+        return;
+    if (n <= 0)
+        return node_remove(a, &a->strangers, x, true);
+    size_t length = n >= FRAME_HEADER ? (size_t)buf[4] | (size_t)buf[5] << 8 | (size_t)buf[6] << 16 | (size_t)buf[7] << 24 : 0;
+    size_t needed = FRAME_HEADER + length < sizeof buf ? FRAME_HEADER + length : sizeof buf;
+    if (n >= 1 && (buf[0] != FRAME_VERSION || length > FRAME_MAX)) {
+        refuse(x->fd, "invalid_argument", 0, "malformed frame or another version of the channel");
+        return node_remove(a, &a->strangers, x, true);
+    }
+    if ((size_t)n < FRAME_HEADER || (size_t)n < needed)
+        return; /* edge triggered: more will wake us */
+    int kind = buf[1];
+    if (kind == K_HELLO)
+        return hello(a, x);
+    if (kind == K_STOP)
+        stop(a, x->fd);
+    route(a, x, kind, peek_id(buf, (size_t)n, id) ? id : NULL);
+    node_remove(a, &a->strangers, x, true);
+}
+
+static void accept_all(struct aether *a) {
+    for (;;) {
+        int fd = accept4(a->s.listener, NULL, NULL, SOCK_CLOEXEC);
+        if (fd < 0)
+            return;
+        struct node *x = node_add(a, &a->strangers, STRANGER, fd, EPOLLIN | EPOLLET | EPOLLRDHUP);
+        if (!x) {
+            close(fd);
+            return;
+        }
+        x->since = now_ns(CLOCK_MONOTONIC);
+        stranger_look(a, x);
+    }
+}
+
+static void watcher_read(struct aether *a, struct node *w) {
+    char drop[256];
+    ssize_t n = recv(w->fd, drop, sizeof drop, MSG_DONTWAIT);
+    if (n == 0 || (n < 0 && errno != EAGAIN && errno != EINTR)) {
+        /* The birth connection's number stays taken: all below `floor` is what a child inherits. */
+        node_remove(a, &a->watchers, w, w->fd != a->s.birth);
+    }
+}
+
+static void handle(struct aether *a, struct node *n) {
+    switch (n->what) {
+    case LISTENER: return accept_all(a);
+    case CHILDREN: return children_reap(a);
+    case GUEST_INIT: return;
+    case WATCHER: return watcher_read(a, n);
+    case STRANGER: return stranger_look(a, n);
+    case SESSION: return session_note(a, n);
+    }
+}
+
+static void serve(struct aether *a) {
+    struct epoll_event e;
+    for (;;) {
+        /* One at a time: handling one may free another. */
+        int n = epoll_wait(a->epoll, &e, 1, a->strangers ? 10000 : -1);
+        if (n == 1)
+            handle(a, e.data.ptr);
+        int64_t old = now_ns(CLOCK_MONOTONIC) - 10000000000LL;
+        for (struct node *x = a->strangers, *next; x; x = next) {
+            next = x->next;
+            if (x->since < old)
+                node_remove(a, &a->strangers, x, true);
+        }
+    }
+}
+
+_Noreturn void aether_main(const struct host *h, struct frame *launch, int birth) {
+    static struct aether a;
+    struct trouble t = {0};
+    struct out o = {0};
+    sigset_t child;
+    a.s = (struct sandbox){
+        .host = h, .birth = birth, .listener = -1, .init_pidfd = -1, .userns = -1, .root = -1, .devpts = -1, .meminfo = -1, .cgroups = -1, .oom = -1};
+    setsid();
+    prctl(PR_SET_NAME, "aether");
+    signal(SIGCHLD, SIG_DFL);
+    signal(SIGPIPE, SIG_IGN);
+    if (spec_parse(&a.s.spec, launch, &t) < 0 || sandbox_start(&a.s, &t) < 0) {
+        sandbox_undo(&a.s);
+        send_trouble(birth, &t);
+        _exit(1);
+    }
+    sigemptyset(&child);
+    sigaddset(&child, SIGCHLD);
+    sigprocmask(SIG_SETMASK, &child, NULL);
+    a.epoll = epoll_create1(EPOLL_CLOEXEC);
+    a.children = (struct node){.what = CHILDREN, .fd = signalfd(-1, &child, SFD_CLOEXEC | SFD_NONBLOCK)};
+    a.listener = (struct node){.what = LISTENER, .fd = a.s.listener};
+    watch(&a, &a.listener, EPOLLIN);
+    watch(&a, &a.children, EPOLLIN);
+    a.floor = fcntl(a.epoll, F_DUPFD_CLOEXEC, 0);
+    close(a.floor);
+    node_add(&a, &a.watchers, WATCHER, birth, EPOLLIN);
+    ready_frame(&a, &o);
+    if (send_out(birth, &o, -1) < 0)
+        stop(&a, -1);
+    out_free(&o);
+    children_reap(&a);
+    serve(&a);
+    _exit(0);
+}

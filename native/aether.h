@@ -1,0 +1,91 @@
+/* One sandbox: what aether knows of it. Host paths are reached through host_root, since aether lives in an empty mount namespace. */
+#ifndef DSEC_AETHER_H
+#define DSEC_AETHER_H
+
+#include "spec.h"
+
+#include <sys/types.h>
+
+#define MAX_JOINS 16
+
+/* Made once by the launcher, inherited by every aether. */
+struct host {
+    int root;       /* O_PATH of / */
+    int proc;       /* O_PATH of /proc */
+    int empty_ns;   /* a mount namespace with only an empty tmpfs */
+    char *cpuinfo;  /* /proc/cpuinfo as read at start */
+    char *argv_at;  /* where the kernel reads the command line from */
+    size_t argv_len;
+};
+
+struct sandbox {
+    struct spec spec;
+    const struct host *host;
+    int birth, listener;
+    int init_pid, init_pidfd;
+    int userns;
+    int root;      /* O_PATH of the sandbox's / */
+    int devpts;    /* its devpts mount */
+    int meminfo;   /* write end of what /proc/meminfo shows, or -1 */
+    int cgroups;   /* O_PATH of the folder in which sessions make theirs, or -1 */
+    int oom;       /* read end of OOM_FILE, or -1 */
+    int joins[MAX_JOINS];
+    int join_count;
+};
+
+/* openat below the host's root, for an absolute host path. */
+int host_open(const struct host *h, const char *path, int flags);
+
+/* cgroups.c */
+int cgroups_make(struct sandbox *s, struct trouble *t);
+int cgroups_join(const struct sandbox *s, struct trouble *t);
+/* Removes what cgroups_make made; 0 when nothing is left, else the number of folders that stay. */
+int cgroups_remove(struct sandbox *s);
+int64_t oom_kills(const struct sandbox *s);
+/* One session's group. -1 with errno. */
+int session_group_make(const struct sandbox *s, const char *name);
+int session_group_kill(int group);
+/* SIGTERM or so to each process in the group but `except`; how many. */
+int session_group_signal(int group, int signum, int except);
+bool session_group_empty(int group);
+void session_group_remove(const struct sandbox *s, const char *name);
+
+/* rootfs.c */
+int userns_make(const struct host *h, int64_t base, int64_t count, struct trouble *t);
+int overlay_make(const struct sandbox *s, struct trouble *t);
+int faces_make(struct sandbox *s, struct trouble *t);
+/* In the new init: assembles the root from the overlay and pivots into it. Sends devpts' descriptor by *devpts. */
+int root_assemble(const struct sandbox *s, int overlay, int faces, int *devpts, struct trouble *t);
+void meminfo_refresh(const struct sandbox *s);
+
+/* born.c */
+int sandbox_start(struct sandbox *s, struct trouble *t);
+void sandbox_undo(struct sandbox *s);
+
+/* aether.c */
+_Noreturn void aether_main(const struct host *h, struct frame *launch, int birth);
+
+/* enter.c */
+struct user {
+    int64_t uid, gid;
+    gid_t groups[64];
+    int group_count;
+    char name[64], home[256], shell[128];
+};
+int user_find(const struct sandbox *s, const char *name, struct user *u, struct trouble *t);
+/* In a process of ours that becomes the sandbox's: its namespaces but the pid one, its user, its capabilities. */
+int enter_sandbox(const struct sandbox *s, const struct user *u, bool filter, struct trouble *t);
+int namespace_fd(const struct host *h, int pid, const char *name);
+
+/* What a forked chronus is. None returns; `ctl` is its line to aether, `conn` the connection whose first frame is still unread. */
+_Noreturn void chronus_session(struct sandbox *s, int conn, int ctl, const char *id); /* chronus.c */
+_Noreturn void chronus_files(struct sandbox *s, int conn);                            /* files.c */
+_Noreturn void chronus_connect(struct sandbox *s, int conn);                          /* connect.c */
+
+/* On the ctl line, chronus to aether: what happened to the session. Aether to chronus: one byte with a connection. */
+enum ctl_kind { CTL_STARTED = 1, CTL_ENDED = 2, CTL_FORGOTTEN = 3 };
+struct ctl_note {
+    int64_t kind, pid, started_real, background, is_shell;
+};
+
+#endif

@@ -1,0 +1,218 @@
+/* From a spec to a running, empty sandbox: its init is up in its own namespaces and waits for children to reap. */
+#define _GNU_SOURCE
+#include "aether.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <grp.h>
+#include <linux/capability.h>
+#include <net/if.h>
+#include <poll.h>
+#include <sched.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/ioctl.h>
+#include <sys/prctl.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
+#include <sys/syscall.h>
+#include <sys/un.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <linux/sched.h>
+
+static int loopback_up(void) {
+    int sock = socket(AF_INET, SOCK_DGRAM | SOCK_CLOEXEC, 0);
+    if (sock < 0)
+        return -1;
+    struct ifreq ifr = {.ifr_name = "lo"};
+    ifr.ifr_flags = IFF_UP | IFF_RUNNING;
+    int rc = ioctl(sock, SIOCSIFFLAGS, &ifr);
+    close(sock);
+    return rc;
+}
+
+static int sysctls_set(const struct sandbox *s, struct trouble *t) {
+    char path[256];
+    for (int i = 0; i < s->spec.sysctls.count; i++) {
+        struct blob *b = &s->spec.sysctls.items[i];
+        snprintf(path, sizeof path, "sys/%s", b->path);
+        int fd = openat(s->host->proc, path, O_WRONLY | O_CLOEXEC);
+        ssize_t n = fd < 0 ? -1 : write(fd, b->value, b->length);
+        if (fd >= 0)
+            close(fd);
+        if (n != (ssize_t)b->length)
+            return fail(t, "internal", NULL, -1, "cannot set sysctl %s", b->path);
+    }
+    return 0;
+}
+
+static int capabilities_drop_all(void) {
+    struct __user_cap_header_struct header = {.version = _LINUX_CAPABILITY_VERSION_3};
+    struct __user_cap_data_struct data[2] = {{0}};
+    return (int)syscall(SYS_capset, &header, data);
+}
+
+/* Reaps whatever is left to it. Its memory is that of aether and stays closed to the guest: not dumpable, and owned by the initial user namespace. */
+_Noreturn static void init_loop(void) {
+    sigset_t child;
+    sigemptyset(&child);
+    sigaddset(&child, SIGCHLD);
+    for (;;) {
+        while (waitpid(-1, NULL, WNOHANG) > 0)
+            ;
+        siginfo_t info;
+        sigwaitinfo(&child, &info);
+    }
+}
+
+static void rename_process(const struct host *h, const char *name) {
+    prctl(PR_SET_NAME, name);
+    if (h->argv_len) {
+        memset(h->argv_at, 0, h->argv_len);
+        strncpy(h->argv_at, name, h->argv_len - 1);
+    }
+}
+
+static int init_prepare(struct sandbox *s, int overlay, int faces, int *devpts, struct trouble *t) {
+    if (cgroups_join(s, t) < 0)
+        return -1;
+    if (unshare(CLONE_NEWCGROUP) < 0)
+        return fail(t, "internal", NULL, -1, "cannot make a cgroup namespace");
+    if (loopback_up() < 0)
+        return fail(t, "internal", NULL, -1, "cannot bring loopback up");
+    if (sysctls_set(s, t) < 0)
+        return -1;
+    const char *name = s->spec.hostname ? s->spec.hostname : "sandbox";
+    if (sethostname(name, strlen(name)) < 0)
+        return fail(t, "invalid_argument", "hostname", -1, "cannot set hostname %s", name);
+    if (root_assemble(s, overlay, faces, devpts, t) < 0)
+        return -1;
+    if (setns(s->userns, CLONE_NEWUSER) < 0 || setgroups(0, NULL) < 0 || setresgid(0, 0, 0) < 0 || setresuid(0, 0, 0) < 0)
+        return fail(t, "internal", NULL, -1, "cannot enter the user namespace");
+    /* Only now: a change of ids clears it. */
+    if (prctl(PR_SET_PDEATHSIG, SIGKILL) < 0 || capabilities_drop_all() < 0)
+        return fail(t, "internal", NULL, -1, "cannot drop capabilities");
+    return 0;
+}
+
+_Noreturn static void init_main(struct sandbox *s, int overlay, int faces, int status) {
+    struct trouble t = {0};
+    sigset_t all;
+    int devpts = -1;
+    sigfillset(&all);
+    sigprocmask(SIG_SETMASK, &all, NULL);
+    signal(SIGCHLD, SIG_DFL);
+    rename_process(s->host, "init");
+    int rc = init_prepare(s, overlay, faces, &devpts, &t);
+    if (rc < 0)
+        t.ran = 1; /* marks "there is trouble" for aether, which sets it right */
+    if (send_all(status, &t, sizeof t, devpts) < 0 || rc < 0)
+        _exit(1);
+    close_range(0, ~0U, 0);
+    init_loop();
+}
+
+static int init_clone(struct sandbox *s) {
+    struct clone_args args = {
+        .flags = CLONE_NEWPID | CLONE_NEWNS | CLONE_NEWNET | CLONE_NEWUTS | CLONE_NEWIPC | CLONE_PIDFD,
+        .pidfd = (uint64_t)(uintptr_t)&s->init_pidfd,
+        .exit_signal = SIGCHLD,
+    };
+    if (s->spec.cgroup_v2) {
+        args.flags |= CLONE_INTO_CGROUP;
+        args.cgroup = (uint64_t)s->cgroups;
+    }
+    return (int)syscall(SYS_clone3, &args, sizeof args);
+}
+
+static int init_await(int status, int *devpts, struct trouble *t) {
+    struct inbox in = {0};
+    int rc = -1;
+    while (in.len < sizeof *t) {
+        struct pollfd p = {.fd = status, .events = POLLIN};
+        if (poll(&p, 1, 30000) <= 0 || inbox_fill(&in, status, devpts) <= 0) {
+            fail(t, "internal", NULL, 0, "the sandbox's init died while it was set up");
+            goto out;
+        }
+    }
+    memcpy(t, in.buf, sizeof *t);
+    rc = t->ran ? -1 : 0;
+    t->ran = 0;
+out:
+    inbox_free(&in);
+    return rc;
+}
+
+static int socket_bind(struct sandbox *s, struct trouble *t) {
+    struct sockaddr_un a = {.sun_family = AF_UNIX};
+    if (strlen(s->spec.socket_path) >= sizeof a.sun_path)
+        return fail(t, "invalid_argument", "run", 0, "socket path is longer than %zu bytes", sizeof a.sun_path - 1);
+    memcpy(a.sun_path, s->spec.socket_path, strlen(s->spec.socket_path) + 1);
+    s->listener = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
+    umask(0177);
+    int rc = s->listener < 0 ? -1 : bind(s->listener, (struct sockaddr *)&a, sizeof a);
+    umask(022);
+    if (rc < 0)
+        return fail(t, "internal", NULL, -1, "cannot bind %s", s->spec.socket_path);
+    return 0;
+}
+
+int sandbox_start(struct sandbox *s, struct trouble *t) {
+    int overlay = -1, faces = -1, rc = -1, status[2] = {-1, -1};
+    if (socket_bind(s, t) < 0 || cgroups_make(s, t) < 0)
+        goto out;
+    if ((s->userns = userns_make(s->host, s->spec.uid_base, s->spec.uid_count, t)) < 0)
+        goto out;
+    if ((overlay = overlay_make(s, t)) < 0 || (faces = faces_make(s, t)) < 0)
+        goto out;
+    if (setns(s->host->empty_ns, CLONE_NEWNS) < 0 || socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, status) < 0) {
+        fail(t, "internal", NULL, -1, "cannot leave the host's mount namespace");
+        goto out;
+    }
+    s->init_pid = init_clone(s);
+    if (s->init_pid == 0)
+        init_main(s, overlay, faces, status[1]);
+    if (s->init_pid < 0) {
+        fail(t, "overloaded", NULL, -1, "cannot clone the sandbox's init");
+        goto out;
+    }
+    close(status[1]);
+    status[1] = -1;
+    if (init_await(status[0], &s->devpts, t) < 0)
+        goto out;
+    char path[32];
+    snprintf(path, sizeof path, "%d/root", s->init_pid);
+    if ((s->root = openat(s->host->proc, path, O_PATH | O_DIRECTORY | O_CLOEXEC)) < 0 || listen(s->listener, 128) < 0) {
+        fail(t, "internal", NULL, -1, "cannot reach the sandbox's root");
+        goto out;
+    }
+    rc = 0;
+out:
+    if (overlay >= 0)
+        close(overlay);
+    if (faces >= 0)
+        close(faces);
+    for (int i = 0; i < 2; i++)
+        if (status[i] >= 0)
+            close(status[i]);
+    return rc;
+}
+
+void sandbox_undo(struct sandbox *s) {
+    if (s->init_pid > 0) {
+        kill(s->init_pid, SIGKILL);
+        while (waitpid(s->init_pid, NULL, 0) < 0 && errno == EINTR)
+            ;
+        s->init_pid = 0;
+    }
+    cgroups_remove(s);
+    const char *path = s->spec.socket_path;
+    while (path && *path == '/')
+        path++;
+    if (s->listener >= 0 && path)
+        unlinkat(s->host->root, path, 0);
+}

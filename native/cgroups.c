@@ -1,0 +1,187 @@
+/* The cgroups that edge planned: made, joined, watched for OOM kills, killed and removed. */
+#define _GNU_SOURCE
+#include "aether.h"
+
+#include <dirent.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <poll.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+static const char *below_root(const char *path) {
+    while (*path == '/')
+        path++;
+    return path;
+}
+
+static int host_write(const struct host *h, const char *path, const void *value, size_t length) {
+    int fd = host_open(h, path, O_WRONLY);
+    if (fd < 0)
+        return -1;
+    ssize_t n = write(fd, value, length);
+    int error = errno;
+    close(fd);
+    errno = error;
+    return n == (ssize_t)length ? 0 : -1;
+}
+
+int cgroups_make(struct sandbox *s, struct trouble *t) {
+    struct spec *spec = &s->spec;
+    for (int i = 0; i < spec->cgroup_dirs.count; i++)
+        if (mkdirat(s->host->root, below_root(spec->cgroup_dirs.items[i]), 0755) < 0 && errno != EEXIST)
+            return fail(t, "internal", NULL, -1, "cannot make cgroup %s", spec->cgroup_dirs.items[i]);
+    for (int i = 0; i < spec->cgroup_writes.count; i++) {
+        struct blob *b = &spec->cgroup_writes.items[i];
+        if (host_write(s->host, b->path, b->value, b->length) < 0)
+            return fail(t, "internal", NULL, -1, "cannot set %s to %.40s", b->path, (char *)b->value);
+    }
+    if (spec->cgroup_joins.count > MAX_JOINS)
+        return fail(t, "invalid_argument", NULL, 0, "more than %d CGROUP_JOIN", MAX_JOINS);
+    for (int i = 0; i < spec->cgroup_joins.count; i++) {
+        int fd = host_open(s->host, spec->cgroup_joins.items[i], O_WRONLY);
+        if (fd < 0)
+            return fail(t, "internal", NULL, -1, "cannot open %s", spec->cgroup_joins.items[i]);
+        s->joins[s->join_count++] = fd;
+    }
+    const char *base = spec->cgroup_v2 ? spec->cgroup_v2 : spec->cgroup_dirs.count ? spec->cgroup_dirs.items[spec->cgroup_dirs.count - 1] : NULL;
+    if (base && (s->cgroups = host_open(s->host, base, O_RDONLY | O_DIRECTORY)) < 0)
+        return fail(t, "internal", NULL, -1, "cannot open cgroup %s", base);
+    if (spec->oom_file && (s->oom = host_open(s->host, spec->oom_file, O_RDONLY)) < 0)
+        return fail(t, "internal", NULL, -1, "cannot open %s", spec->oom_file);
+    return 0;
+}
+
+/* A single thread that moves itself by writing "0" to a v1 `tasks` file takes no global lock and waits for no grace period. */
+int cgroups_join(const struct sandbox *s, struct trouble *t) {
+    for (int i = 0; i < s->join_count; i++)
+        if (write(s->joins[i], "0", 1) != 1)
+            return fail(t, "internal", NULL, -1, "cannot join %s", s->spec.cgroup_joins.items[i]);
+    return 0;
+}
+
+int64_t oom_kills(const struct sandbox *s) {
+    char buf[512];
+    if (s->oom < 0)
+        return 0;
+    ssize_t n = pread(s->oom, buf, sizeof buf - 1, 0);
+    if (n <= 0)
+        return 0;
+    buf[n] = 0;
+    char *line = strstr(buf, "oom_kill ");
+    return line ? atoll(line + strlen("oom_kill ")) : 0;
+}
+
+int session_group_make(const struct sandbox *s, const char *name) {
+    if (s->cgroups < 0) {
+        errno = ENOENT;
+        return -1;
+    }
+    char folder[ID_MAX + 8];
+    snprintf(folder, sizeof folder, "s-%s", name);
+    if (mkdirat(s->cgroups, folder, 0755) < 0 && errno != EEXIST)
+        return -1;
+    return openat(s->cgroups, folder, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+}
+
+/* Calls act for each pid in the group; how many there were. */
+static int each_process(int group, int signum, int except) {
+    char buf[4096];
+    size_t have = 0;
+    int count = 0, fd = openat(group, "cgroup.procs", O_RDONLY | O_CLOEXEC);
+    if (fd < 0)
+        return 0;
+    for (;;) {
+        ssize_t n = read(fd, buf + have, sizeof buf - 1 - have);
+        if (n <= 0)
+            break;
+        have += (size_t)n;
+        buf[have] = 0;
+        char *at = buf, *end;
+        while ((end = strchr(at, '\n'))) {
+            int pid = atoi(at);
+            at = end + 1;
+            if (pid <= 0 || pid == except)
+                continue;
+            count++;
+            /* Between the reading and the signal the pid may have gone and come again: the descriptor is checked against the group. */
+            int pidfd = signum ? open_pidfd(pid) : -1;
+            if (pidfd >= 0) {
+                syscall(424 /* pidfd_send_signal */, pidfd, signum, NULL, 0);
+                close(pidfd);
+            }
+        }
+        have -= (size_t)(at - buf);
+        memmove(buf, at, have);
+    }
+    close(fd);
+    return count;
+}
+
+int session_group_signal(int group, int signum, int except) { return each_process(group, signum, except); }
+
+bool session_group_empty(int group) { return each_process(group, 0, 0) == 0; }
+
+/* cgroup.kill (v2, Linux 5.14), else kill what is there until nothing is. */
+int session_group_kill(int group) {
+    int fd = openat(group, "cgroup.kill", O_WRONLY | O_CLOEXEC);
+    if (fd >= 0) {
+        ssize_t n = write(fd, "1", 1);
+        close(fd);
+        if (n == 1)
+            return 0;
+    }
+    for (int i = 0; i < 100 && session_group_signal(group, SIGKILL, 0) > 0; i++)
+        poll(NULL, 0, 1);
+    return 0;
+}
+
+void session_group_remove(const struct sandbox *s, const char *name) {
+    char folder[ID_MAX + 8];
+    if (s->cgroups < 0)
+        return;
+    snprintf(folder, sizeof folder, "s-%s", name);
+    /* A killed process leaves its group a moment after its death is seen. */
+    for (int i = 0; i < 200; i++) {
+        if (unlinkat(s->cgroups, folder, AT_REMOVEDIR) == 0 || errno == ENOENT)
+            return;
+        poll(NULL, 0, i < 10 ? 1 : 10);
+    }
+}
+
+static void remove_children(int dir) {
+    int copy = openat(dir, ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    DIR *d = copy >= 0 ? fdopendir(copy) : NULL;
+    if (!d)
+        return;
+    struct dirent *e;
+    while ((e = readdir(d)))
+        if (e->d_type == DT_DIR && strncmp(e->d_name, "s-", 2) == 0)
+            unlinkat(dir, e->d_name, AT_REMOVEDIR);
+    closedir(d);
+}
+
+/* The first folder named may be the instance's own and is shared: it stays while others are in it (ENOTEMPTY, EBUSY), without being a leak. */
+int cgroups_remove(struct sandbox *s) {
+    int left = 0;
+    for (int try = 0; try < 150; try++) {
+        left = 0;
+        if (s->cgroups >= 0)
+            remove_children(s->cgroups);
+        for (int i = s->spec.cgroup_dirs.count - 1; i >= 0; i--) {
+            const char *path = s->spec.cgroup_dirs.items[i];
+            const char *slash = strrchr(path, '/');
+            bool own = slash && strcmp(slash + 1, s->spec.sandbox_id) == 0;
+            if (unlinkat(s->host->root, below_root(path), AT_REMOVEDIR) < 0 && errno != ENOENT && own)
+                left++;
+        }
+        if (!left)
+            return 0;
+        poll(NULL, 0, try < 20 ? 1 : 10);
+    }
+    return left;
+}

@@ -1,0 +1,185 @@
+/* dsec-native launcher: forks an aether for each LAUNCH. It is small, so a fork of it is cheap, and nothing is executed. */
+#define _GNU_SOURCE
+#include "aether.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <poll.h>
+#include <sched.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mount.h>
+#include <sys/prctl.h>
+#include <sys/resource.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
+#include <sys/syscall.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#define EDGE_SOCKET 3
+#define MAX_WAITING_FDS 64
+
+static int die(const char *what) {
+    fprintf(stderr, "dsec-native: %s: %s\n", what, strerror(errno));
+    return -1;
+}
+
+static int empty_namespace_enter(void) {
+    if (unshare(CLONE_NEWNS) < 0 || mount("", "/", NULL, MS_REC | MS_PRIVATE, NULL) < 0)
+        return -1;
+    if (mount("dsec", "/tmp", "tmpfs", MS_NOSUID | MS_NODEV | MS_NOEXEC, "size=64k,mode=0700") < 0 || chdir("/tmp") < 0)
+        return -1;
+    if (mkdir("root", 0755) < 0 || mkdir("faces", 0755) < 0)
+        return -1;
+    if (syscall(SYS_pivot_root, ".", ".") < 0 || umount2(".", MNT_DETACH) < 0)
+        return -1;
+    return chdir("/");
+}
+
+/* Sandboxes copy this namespace instead of the host's, whose mounts may be thousands. It lives by our descriptor of it. */
+static int empty_namespace(struct host *h) {
+    int ready[2], ns = -1;
+    char byte = 0;
+    if (pipe2(ready, O_CLOEXEC) < 0)
+        return -1;
+    int pid = fork();
+    if (pid == 0) {
+        if (empty_namespace_enter() == 0 && write(ready[1], &byte, 1) == 1)
+            pause();
+        die("cannot make an empty mount namespace");
+        _exit(1);
+    }
+    close(ready[1]);
+    if (pid > 0 && read(ready[0], &byte, 1) == 1)
+        ns = namespace_fd(h, pid, "mnt");
+    close(ready[0]);
+    if (pid > 0) {
+        kill(pid, SIGKILL);
+        while (waitpid(pid, NULL, 0) < 0 && errno == EINTR)
+            ;
+    }
+    return ns;
+}
+
+static char *read_all(int fd) {
+    size_t len = 0, cap = 0;
+    char *text = NULL;
+    for (;;) {
+        if (len + 4096 > cap) {
+            char *more = realloc(text, cap = cap ? 2 * cap : 16384);
+            if (!more)
+                break;
+            text = more;
+        }
+        ssize_t n = read(fd, text + len, cap - len - 1);
+        if (n <= 0)
+            break;
+        len += (size_t)n;
+    }
+    if (text)
+        text[len] = 0;
+    return text;
+}
+
+static int host_open_all(struct host *h) {
+    if ((h->root = open("/", O_PATH | O_DIRECTORY | O_CLOEXEC)) < 0 || (h->proc = open("/proc", O_PATH | O_DIRECTORY | O_CLOEXEC)) < 0)
+        return die("cannot open / and /proc");
+    int cpuinfo = openat(h->proc, "cpuinfo", O_RDONLY | O_CLOEXEC);
+    if (cpuinfo < 0 || !(h->cpuinfo = read_all(cpuinfo)))
+        return die("cannot read /proc/cpuinfo");
+    close(cpuinfo);
+    if ((h->empty_ns = empty_namespace(h)) < 0)
+        return die("cannot make an empty mount namespace");
+    return 0;
+}
+
+static void limits_raise(void) {
+    struct rlimit limit;
+    if (getrlimit(RLIMIT_NOFILE, &limit) == 0) {
+        limit.rlim_cur = limit.rlim_max;
+        setrlimit(RLIMIT_NOFILE, &limit);
+    }
+}
+
+static void standard_streams_close(void) {
+    int null = open("/dev/null", O_RDWR | O_CLOEXEC);
+    for (int fd = 0; fd <= 2 && null >= 0; fd++)
+        dup2(null, fd);
+    if (null > 2)
+        close(null);
+}
+
+static void launch(const struct host *h, struct frame *f, const int *fds, int count) {
+    int pid = fork();
+    if (pid == 0) {
+        close(EDGE_SOCKET);
+        for (int i = 1; i < count; i++)
+            close(fds[i]);
+        aether_main(h, f, fds[0]);
+    }
+    if (pid < 0) {
+        struct trouble t = {0};
+        fail(&t, "overloaded", NULL, -1, "cannot fork");
+        send_trouble(fds[0], &t);
+    }
+}
+
+static int serve(const struct host *h) {
+    struct inbox in = {0};
+    struct frame f;
+    int fds[MAX_WAITING_FDS], count = 0;
+    for (;;) {
+        int fd = -1;
+        long n = inbox_fill(&in, EDGE_SOCKET, &fd);
+        if (n < 0 && errno == EINTR)
+            continue;
+        if (n < 0 && errno == EAGAIN) {
+            struct pollfd p = {.fd = EDGE_SOCKET, .events = POLLIN};
+            poll(&p, 1, -1);
+            continue;
+        }
+        if (n <= 0)
+            return 0;
+        if (fd >= 0 && count < MAX_WAITING_FDS)
+            fds[count++] = fd;
+        else if (fd >= 0)
+            close(fd);
+        int got;
+        while ((got = inbox_next(&in, &f)) > 0) {
+            if (f.kind != K_LAUNCH || !count)
+                return die("a frame that is no LAUNCH with a descriptor");
+            launch(h, &f, fds, count);
+            close(fds[0]);
+            memmove(fds, fds + 1, sizeof *fds * (size_t)--count);
+        }
+        if (got < 0)
+            return die("malformed frame from edge");
+    }
+}
+
+int main(int argc, char **argv) {
+    static struct host host;
+    if (argc == 2 && strcmp(argv[1], "--version") == 0)
+        return puts("dsec-native " DSEC_VERSION) < 0;
+    if (argc != 2 || strcmp(argv[1], "launcher") != 0) {
+        fprintf(stderr, "usage: dsec-native launcher   (edge's socket as descriptor 3; see docs/channel.md)\n");
+        return 2;
+    }
+    /* Neither memory nor descriptors of ours can be reached from a sandbox, whatever it runs. */
+    if (prctl(PR_SET_DUMPABLE, 0) < 0 || fcntl(EDGE_SOCKET, F_SETFD, FD_CLOEXEC) < 0)
+        return die("cannot start"), 1;
+    close_range(EDGE_SOCKET + 1, ~0U, 0);
+    prctl(PR_SET_NAME, "dsec-launcher");
+    signal(SIGPIPE, SIG_IGN);
+    limits_raise();
+    if (host_open_all(&host) < 0)
+        return 1;
+    signal(SIGCHLD, SIG_IGN);
+    standard_streams_close();
+    host.argv_at = argv[0];
+    host.argv_len = (size_t)(argv[1] + strlen(argv[1]) - argv[0]);
+    return serve(&host) < 0 ? 1 : 0;
+}

@@ -1,0 +1,53 @@
+/* One command's outcome in the making: what it wrote, who reads it live, how it ended. */
+#ifndef DSEC_OP_H
+#define DSEC_OP_H
+
+#include "keep.h"
+#include "spawn.h"
+
+#define STDIN_WINDOW (256 << 10)
+#define LIVE_RING (2 << 20)
+
+/* A connection that follows an op. Frames gather in `pending`; large output is sent from where it is kept, as one chunk at a time. */
+struct reader {
+    struct reader *next;
+    int sock;
+    struct inbox in;
+    bool live, stdin_told, exited_sent, dead;
+    bool eof_sent[2];
+    uint64_t offset[2];
+    int64_t credit[2];
+    struct out pending;
+    size_t pending_sent;
+    uint32_t chunk, chunk_sent;
+    int chunk_stream;
+};
+
+struct op {
+    struct op *next;
+    char *id;
+    struct keep keep[2];
+    bool closed[2]; /* the stream's end was seen */
+    bool ended, acked, timed_out, oom;
+    int exit_code, signal;
+    int64_t started_real, started, wall_ns, cpu_ns, maxrss, oom_before;
+    int pid;
+    struct reader *readers;
+    int64_t blocked_since;
+};
+
+struct op *op_new(const char *id, size_t limit);
+void op_free(struct op *op);
+struct reader *reader_new(struct op *op, int sock, bool live, int64_t credit);
+void reader_free(struct op *op, struct reader *r);
+/* Sends what can be sent now; true if it waits for the socket. */
+bool reader_push(struct op *op, struct reader *r);
+void op_push(struct op *op);
+void reader_started(struct op *op, struct reader *r, const char *session);
+/* One read from a source into the op: bytes, 0 at its end, -1 with EAGAIN (nothing there, or no room). */
+long op_take(struct op *op, int stream, int fd);
+bool op_has_room(struct op *op, int stream);
+/* Where a live reader has kept the command waiting for `limit_ns`, the one that is furthest behind is let go. */
+void op_drop_stalled(struct op *op, int64_t now, int64_t limit_ns);
+
+#endif

@@ -1,0 +1,447 @@
+/*
+ * The sandbox's root: an overlay of idmapped layers under an idmapped upper, with proc, sys, dev and the walls on top.
+ *
+ * The mount namespace belongs to the initial user namespace, the workload to its own: root inside has no right over any mount, whatever capabilities
+ * it holds. Nothing is ever mounted in the host's namespace.
+ */
+#define _GNU_SOURCE
+#include "aether.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <linux/openat2.h>
+#include <sched.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/fsuid.h>
+#include <sys/mount.h>
+#include <sys/prctl.h>
+#include <sys/stat.h>
+#include <sys/syscall.h>
+#include <sys/sysmacros.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <linux/securebits.h>
+
+struct option {
+    const char *key, *value;
+};
+
+int host_open(const struct host *h, const char *path, int flags) {
+    while (*path == '/')
+        path++;
+    return openat(h->root, *path ? path : ".", flags | O_CLOEXEC, 0);
+}
+
+static int open_in_root(int root, const char *path, int flags, int mode) {
+    struct open_how how = {.flags = (uint64_t)(flags | O_CLOEXEC), .mode = (uint64_t)mode, .resolve = RESOLVE_IN_ROOT | RESOLVE_NO_MAGICLINKS};
+    while (*path == '/')
+        path++;
+    return (int)syscall(SYS_openat2, root, *path ? path : ".", &how, sizeof how);
+}
+
+_Noreturn static void sleep_for_ever(void) {
+    for (;;)
+        pause();
+}
+
+static int userns_child(void *unused) {
+    (void)unused;
+    sleep_for_ever();
+}
+
+static int map_write(const struct host *h, int pid, const char *which, int64_t base, int64_t count) {
+    char path[64], map[64];
+    snprintf(path, sizeof path, "%d/%s", pid, which);
+    int n = snprintf(map, sizeof map, "0 %lld %lld\n", (long long)base, (long long)count);
+    int fd = openat(h->proc, path, O_WRONLY | O_CLOEXEC);
+    if (fd < 0)
+        return -1;
+    ssize_t done = write(fd, map, (size_t)n);
+    int error = errno;
+    close(fd);
+    errno = error;
+    return done == n ? 0 : -1;
+}
+
+int namespace_fd(const struct host *h, int pid, const char *name) {
+    char path[64];
+    snprintf(path, sizeof path, "%d/ns/%s", pid, name);
+    return openat(h->proc, path, O_RDONLY | O_CLOEXEC);
+}
+
+/* A user namespace lives as long as something refers to it, so the process that made it is a passing one and shares our memory. */
+int userns_make(const struct host *h, int64_t base, int64_t count, struct trouble *t) {
+    static char stack[8192] __attribute__((aligned(16)));
+    int pid = clone(userns_child, stack + sizeof stack, CLONE_VM | CLONE_NEWUSER | SIGCHLD, NULL);
+    if (pid < 0)
+        return fail(t, "internal", NULL, -1, "cannot make a user namespace");
+    int ns = -1;
+    if (map_write(h, pid, "uid_map", base, count) == 0 && map_write(h, pid, "gid_map", base, count) == 0)
+        ns = namespace_fd(h, pid, "user");
+    int error = errno;
+    kill(pid, SIGKILL);
+    while (waitpid(pid, NULL, 0) < 0 && errno == EINTR)
+        ;
+    if (ns < 0)
+        return fail(t, "internal", NULL, error, "cannot map ids %lld+%lld", (long long)base, (long long)count);
+    return ns;
+}
+
+/* A detached copy of a mounted tree's root that shows ids through the sandbox's range. */
+static int idmapped_clone(const struct host *h, const char *path, int userns, uint64_t attributes, struct trouble *t) {
+    while (*path == '/')
+        path++;
+    int fd = open_tree(h->root, path, OPEN_TREE_CLONE | OPEN_TREE_CLOEXEC);
+    if (fd < 0)
+        return fail(t, "sandbox_failed", NULL, -1, "cannot reach layer or scratch /%s", path);
+    struct mount_attr attr = {.attr_set = MOUNT_ATTR_IDMAP | attributes, .userns_fd = (uint64_t)userns};
+    if (mount_setattr(fd, "", AT_EMPTY_PATH, &attr, sizeof attr) < 0) {
+        fail(t, "internal", NULL, -1, "cannot map the ids of /%s", path);
+        close(fd);
+        return -1;
+    }
+    return fd;
+}
+
+/* By descriptor (Linux 6.13), else by its path in /proc (6.5). */
+static int overlay_set(int fs, const char *key, int fd) {
+    if (fsconfig(fs, FSCONFIG_SET_FD, key, NULL, fd) == 0)
+        return 0;
+    char path[40];
+    snprintf(path, sizeof path, "/proc/self/fd/%d", fd);
+    return fsconfig(fs, FSCONFIG_SET_STRING, key, path, 0);
+}
+
+static int overlay_options(int fs, const struct sandbox *s, int *layers, int upper, int work, struct trouble *t) {
+    static const struct option options[] = {{"redirect_dir", "on"}, {"index", "off"}, {"metacopy", "off"}, {"xino", "off"}};
+    if (fsconfig(fs, FSCONFIG_SET_STRING, "source", "dsec", 0) < 0)
+        return fail(t, "internal", NULL, -1, "overlay refuses a source");
+    for (int i = s->spec.layers.count - 1; i >= 0; i--)
+        if (overlay_set(fs, "lowerdir+", layers[i]) < 0)
+            return fail(t, "internal", "environment", -1, "overlay refuses layer %s", s->spec.layers.items[i]);
+    if (overlay_set(fs, "upperdir", upper) < 0 || overlay_set(fs, "workdir", work) < 0)
+        return fail(t, "internal", NULL, -1, "overlay refuses the scratch folder");
+    for (size_t i = 0; i < sizeof options / sizeof *options; i++)
+        if (fsconfig(fs, FSCONFIG_SET_STRING, options[i].key, options[i].value, 0) < 0)
+            return fail(t, "internal", NULL, -1, "overlay refuses %s", options[i].key);
+    /* The upper lives no longer than the sandbox: a host's crash ends both, so the guest's fsync need not reach the disk. */
+    fsconfig(fs, FSCONFIG_SET_FLAG, "volatile", NULL, 0);
+    return 0;
+}
+
+/* overlayfs keeps the credentials of the one who creates it and acts on the upper with them, so they must be ids that the idmapped upper knows. */
+static int overlay_create(int fs, int64_t base) {
+    prctl(PR_SET_SECUREBITS, SECBIT_NO_SETUID_FIXUP);
+    setfsgid((gid_t)base);
+    setfsuid((uid_t)base);
+    int rc = fsconfig(fs, FSCONFIG_CMD_CREATE, NULL, NULL, 0);
+    int error = errno;
+    setfsuid(0);
+    setfsgid(0);
+    prctl(PR_SET_SECUREBITS, 0);
+    errno = error;
+    return rc;
+}
+
+int overlay_make(const struct sandbox *s, struct trouble *t) {
+    int count = s->spec.layers.count, upper = -1, work = -1, fs = -1, mount = -1, scratch = -1, i = 0;
+    int *layers = calloc((size_t)count, sizeof *layers);
+    if (!layers)
+        return fail(t, "internal", NULL, ENOMEM, "no memory for %d layers", count);
+    for (; i < count; i++)
+        if ((layers[i] = idmapped_clone(s->host, s->spec.layers.items[i], s->userns, 0, t)) < 0)
+            goto out;
+    if ((scratch = idmapped_clone(s->host, s->spec.scratch, s->userns, 0, t)) < 0)
+        goto out;
+    upper = openat(scratch, "upper", O_PATH | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
+    work = openat(scratch, "work", O_PATH | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
+    fs = fsopen("overlay", FSOPEN_CLOEXEC);
+    if (upper < 0 || work < 0 || fs < 0) {
+        fail(t, "internal", NULL, -1, "cannot open the scratch folder or overlayfs");
+        goto out;
+    }
+    if (overlay_options(fs, s, layers, upper, work, t) < 0)
+        goto out;
+    if (overlay_create(fs, s->spec.uid_base) < 0) {
+        fail(t, "internal", NULL, -1, "cannot create the overlay of %d layers", count);
+        goto out;
+    }
+    if ((mount = fsmount(fs, FSMOUNT_CLOEXEC, MOUNT_ATTR_NODEV)) < 0)
+        fail(t, "internal", NULL, -1, "cannot mount the overlay");
+out:
+    while (i-- > 0)
+        close(layers[i]);
+    free(layers);
+    int fds[] = {scratch, upper, work, fs};
+    for (size_t k = 0; k < sizeof fds / sizeof *fds; k++)
+        if (fds[k] >= 0)
+            close(fds[k]);
+    return mount;
+}
+
+static int mount_new(const char *type, const struct option *options, unsigned attributes) {
+    int fs = fsopen(type, FSOPEN_CLOEXEC);
+    if (fs < 0)
+        return -1;
+    int mount = -1;
+    for (; options && options->key; options++)
+        if (fsconfig(fs, FSCONFIG_SET_STRING, options->key, options->value, 0) < 0)
+            goto out;
+    if (fsconfig(fs, FSCONFIG_CMD_CREATE, NULL, NULL, 0) == 0)
+        mount = fsmount(fs, FSMOUNT_CLOEXEC, attributes);
+out:;
+    int error = errno;
+    close(fs);
+    errno = error;
+    return mount;
+}
+
+static int file_make(int dir, const char *name, int mode, const void *content, size_t length) {
+    int fd = openat(dir, name, O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, mode);
+    if (fd < 0)
+        return -1;
+    if (fchmod(fd, (mode_t)mode) < 0 || (length && pwrite(fd, content, length, 0) != (ssize_t)length)) {
+        close(fd);
+        return -1;
+    }
+    return fd;
+}
+
+/* The first n processors of /proc/cpuinfo. */
+static size_t cpuinfo_cut(const char *all, int64_t n) {
+    const char *at = all;
+    for (int64_t i = 0; i < n && at; i++) {
+        const char *gap = strstr(at, "\n\n");
+        if (!gap)
+            return strlen(all);
+        at = gap + 2;
+    }
+    return (size_t)(at - all);
+}
+
+static int64_t meminfo_usage(const struct sandbox *s) {
+    char buf[32] = "";
+    if (!s->spec.memory_usage_file)
+        return 0;
+    int fd = host_open(s->host, s->spec.memory_usage_file, O_RDONLY);
+    if (fd < 0)
+        return 0;
+    ssize_t n = read(fd, buf, sizeof buf - 1);
+    close(fd);
+    return n > 0 ? atoll(buf) : 0;
+}
+
+/* Fixed width, so that a refresh overwrites exactly. */
+void meminfo_refresh(const struct sandbox *s) {
+    if (s->meminfo < 0)
+        return;
+    int64_t total = s->spec.memory_bytes / 1024, used = meminfo_usage(s) / 1024;
+    int64_t left = used < total ? total - used : 0;
+    char text[512];
+    int n = snprintf(text, sizeof text,
+                     "MemTotal:       %12lld kB\nMemFree:        %12lld kB\nMemAvailable:   %12lld kB\nBuffers:        %12d kB\n"
+                     "Cached:         %12d kB\nSwapCached:     %12d kB\nActive:         %12lld kB\nInactive:       %12d kB\n"
+                     "SwapTotal:      %12d kB\nSwapFree:       %12d kB\nShmem:          %12d kB\nSReclaimable:   %12d kB\n",
+                     (long long)total, (long long)left, (long long)left, 0, 0, 0, (long long)used, 0, 0, 0, 0, 0);
+    if (pwrite(s->meminfo, text, (size_t)n, 0) < 0)
+        return;
+}
+
+/* "Faces": a small tmpfs, never visible whole, whose files are bound over /proc/meminfo and the like. Kept descriptor: the mount. */
+int faces_make(struct sandbox *s, struct trouble *t) {
+    static const struct option options[] = {{"mode", "0755"}, {"size", "1m"}, {NULL, NULL}};
+    int dir = mount_new("tmpfs", options, MOUNT_ATTR_NOSUID | MOUNT_ATTR_NOEXEC);
+    if (dir < 0)
+        return fail(t, "internal", NULL, -1, "cannot mount a tmpfs");
+    char name[32], online[32];
+    int bad = mkdirat(dir, "empty", 0755);
+    if (s->spec.cpus > 0) {
+        int n = s->spec.cpus > 1 ? snprintf(online, sizeof online, "0-%lld\n", (long long)s->spec.cpus - 1) : snprintf(online, sizeof online, "0\n");
+        int a = file_make(dir, "online", 0444, online, (size_t)n);
+        int b = file_make(dir, "cpuinfo", 0444, s->host->cpuinfo, cpuinfo_cut(s->host->cpuinfo, s->spec.cpus));
+        bad |= a < 0 || b < 0;
+        close(a);
+        close(b);
+    }
+    if (s->spec.memory_bytes > 0) {
+        s->meminfo = file_make(dir, "meminfo", 0444, "", 0);
+        bad |= s->meminfo < 0;
+        meminfo_refresh(s);
+    }
+    for (int i = 0; i < s->spec.files.count; i++) {
+        struct blob *b = &s->spec.files.items[i];
+        snprintf(name, sizeof name, "f%d", i);
+        int fd = file_make(dir, name, b->mode, b->value, b->length);
+        bad |= fd < 0;
+        if (fd >= 0 && fchown(fd, (uid_t)s->spec.uid_base, (gid_t)s->spec.uid_base) < 0)
+            bad = 1;
+        close(fd);
+    }
+    if (bad) {
+        fail(t, "internal", NULL, -1, "cannot write the sandbox's own files");
+        close(dir);
+        return -1;
+    }
+    return dir;
+}
+
+static int attach(int mount, int dir, const char *path) { return move_mount(mount, "", dir, path, MOVE_MOUNT_F_EMPTY_PATH); }
+
+/* Attach at a path of the image, which may be hostile: it is resolved inside the root and missing folders are made. */
+static int attach_in_root(int mount, int root, const char *path) {
+    int at = open_in_root(root, path, O_PATH | O_NOFOLLOW | O_DIRECTORY, 0);
+    if (at < 0 && errno == ENOENT && mkdirat(root, path, 0755) == 0)
+        at = open_in_root(root, path, O_PATH | O_NOFOLLOW | O_DIRECTORY, 0);
+    if (at < 0)
+        return -1;
+    int rc = move_mount(mount, "", at, "", MOVE_MOUNT_F_EMPTY_PATH | MOVE_MOUNT_T_EMPTY_PATH);
+    int error = errno;
+    close(at);
+    errno = error;
+    return rc;
+}
+
+/* source (in dir) bound read-only over path in root; 1 if the path is not there. */
+static int bind_over(int dir, const char *source, int root, const char *path, uint64_t attributes) {
+    int at = open_in_root(root, path, O_PATH, 0);
+    if (at < 0)
+        return errno == ENOENT || errno == ENOTDIR ? 1 : -1;
+    int fd = open_tree(dir, source, OPEN_TREE_CLONE | OPEN_TREE_CLOEXEC | AT_SYMLINK_NOFOLLOW);
+    int rc = -1;
+    if (fd >= 0) {
+        struct mount_attr attr = {.attr_set = attributes};
+        if (mount_setattr(fd, "", AT_EMPTY_PATH, &attr, sizeof attr) == 0)
+            rc = move_mount(fd, "", at, "", MOVE_MOUNT_F_EMPTY_PATH | MOVE_MOUNT_T_EMPTY_PATH);
+    }
+    int error = errno;
+    if (fd >= 0)
+        close(fd);
+    close(at);
+    errno = error;
+    return rc;
+}
+
+static int dev_make(const struct sandbox *s, int *devpts) {
+    static const struct {
+        const char *name;
+        unsigned minor, major;
+    } nodes[] = {{"null", 3, 1}, {"zero", 5, 1}, {"full", 7, 1}, {"random", 8, 1}, {"urandom", 9, 1}, {"tty", 0, 5}};
+    static const struct option links[] = {
+        {"fd", "/proc/self/fd"}, {"stdin", "/proc/self/fd/0"}, {"stdout", "/proc/self/fd/1"}, {"stderr", "/proc/self/fd/2"}, {"ptmx", "pts/ptmx"}};
+    char gid[24], shm_size[24];
+    snprintf(gid, sizeof gid, "%lld", (long long)s->spec.uid_base + 5);
+    snprintf(shm_size, sizeof shm_size, "%lld", (long long)(s->spec.shm_bytes > 0 ? s->spec.shm_bytes : 64 << 20));
+    struct option dev_options[] = {{"mode", "0755"}, {"size", "64k"}, {NULL, NULL}};
+    struct option pts_options[] = {{"mode", "0620"}, {"ptmxmode", "0666"}, {"gid", gid}, {NULL, NULL}};
+    struct option shm_options[] = {{"mode", "1777"}, {"size", shm_size}, {NULL, NULL}};
+    int dev = mount_new("tmpfs", dev_options, MOUNT_ATTR_NOSUID | MOUNT_ATTR_NOEXEC);
+    if (dev < 0)
+        return -1;
+    for (size_t i = 0; i < sizeof nodes / sizeof *nodes; i++)
+        if (mknodat(dev, nodes[i].name, S_IFCHR | 0666, makedev(nodes[i].major, nodes[i].minor)) < 0)
+            return -1;
+    for (size_t i = 0; i < sizeof links / sizeof *links; i++)
+        if (symlinkat(links[i].value, dev, links[i].key) < 0)
+            return -1;
+    if (mkdirat(dev, "pts", 0755) < 0 || mkdirat(dev, "shm", 01777) < 0)
+        return -1;
+    int root = open("/root", O_PATH | O_DIRECTORY | O_CLOEXEC);
+    if (root < 0 || attach_in_root(dev, root, "dev") < 0)
+        return -1;
+    int pts = mount_new("devpts", pts_options, MOUNT_ATTR_NOSUID | MOUNT_ATTR_NOEXEC);
+    int shm = mount_new("tmpfs", shm_options, MOUNT_ATTR_NOSUID | MOUNT_ATTR_NODEV | MOUNT_ATTR_NOEXEC);
+    if (pts < 0 || shm < 0 || attach(pts, dev, "pts") < 0 || attach(shm, dev, "shm") < 0)
+        return -1;
+    close(shm);
+    close(dev);
+    close(root);
+    *devpts = pts;
+    return 0;
+}
+
+static int walls_make(const struct sandbox *s, int root, struct trouble *t) {
+    const uint64_t closed = MOUNT_ATTR_RDONLY | MOUNT_ATTR_NOSUID | MOUNT_ATTR_NODEV | MOUNT_ATTR_NOEXEC;
+    for (int i = 0; i < s->spec.readonly.count; i++) {
+        const char *path = s->spec.readonly.items[i];
+        while (*path == '/')
+            path++;
+        if (bind_over(root, path, root, path, closed) < 0)
+            return fail(t, "internal", NULL, -1, "cannot make /%s read-only", path);
+    }
+    for (int i = 0; i < s->spec.masks.count; i++) {
+        const char *path = s->spec.masks.items[i];
+        struct stat st;
+        int at = open_in_root(root, path, O_PATH | O_NOFOLLOW, 0);
+        if (at < 0)
+            continue;
+        int rc = fstat(at, &st);
+        close(at);
+        if (rc == 0 && S_ISDIR(st.st_mode))
+            rc = bind_over(AT_FDCWD, "/faces/empty", root, path, closed);
+        else if (rc == 0)
+            rc = bind_over(AT_FDCWD, "/root/dev/null", root, path, MOUNT_ATTR_RDONLY | MOUNT_ATTR_NOSUID | MOUNT_ATTR_NOEXEC);
+        if (rc < 0)
+            return fail(t, "internal", NULL, -1, "cannot mask %s", path);
+    }
+    return 0;
+}
+
+static int faces_bind(const struct sandbox *s, int root, struct trouble *t) {
+    const uint64_t closed = MOUNT_ATTR_RDONLY | MOUNT_ATTR_NOSUID | MOUNT_ATTR_NODEV | MOUNT_ATTR_NOEXEC;
+    static const struct option shown[] = {
+        {"/faces/cpuinfo", "proc/cpuinfo"}, {"/faces/online", "sys/devices/system/cpu/online"}, {"/faces/meminfo", "proc/meminfo"}};
+    for (size_t i = 0; i < sizeof shown / sizeof *shown; i++) {
+        if (access(shown[i].key, F_OK) < 0)
+            continue;
+        if (bind_over(AT_FDCWD, shown[i].key, root, shown[i].value, closed) < 0)
+            return fail(t, "internal", NULL, -1, "cannot show %s", shown[i].value);
+    }
+    char name[40];
+    for (int i = 0; i < s->spec.files.count; i++) {
+        snprintf(name, sizeof name, "/faces/f%d", i);
+        if (bind_over(AT_FDCWD, name, root, s->spec.files.items[i].path, MOUNT_ATTR_NOSUID | MOUNT_ATTR_NODEV) < 0)
+            return fail(t, "internal", NULL, -1, "cannot place %s", s->spec.files.items[i].path);
+    }
+    return 0;
+}
+
+static int pivot(int root) {
+    if (fchdir(root) < 0 || syscall(SYS_pivot_root, ".", ".") < 0 || umount2(".", MNT_DETACH) < 0)
+        return -1;
+    return chdir("/");
+}
+
+int root_assemble(const struct sandbox *s, int overlay, int faces, int *devpts, struct trouble *t) {
+    const unsigned closed = MOUNT_ATTR_NOSUID | MOUNT_ATTR_NODEV | MOUNT_ATTR_NOEXEC;
+    if (attach(overlay, AT_FDCWD, "/root") < 0 || attach(faces, AT_FDCWD, "/faces") < 0)
+        return fail(t, "internal", NULL, -1, "cannot attach the overlay");
+    int root = open("/root", O_PATH | O_DIRECTORY | O_CLOEXEC);
+    int proc = mount_new("proc", NULL, closed);
+    int sys = mount_new("sysfs", NULL, closed | MOUNT_ATTR_RDONLY);
+    if (root < 0 || proc < 0 || sys < 0)
+        return fail(t, "internal", NULL, -1, "cannot mount proc or sysfs");
+    prctl(PR_SET_SECUREBITS, SECBIT_NO_SETUID_FIXUP);
+    umask(0);
+    setfsgid((gid_t)s->spec.uid_base);
+    setfsuid((uid_t)s->spec.uid_base);
+    if (attach_in_root(proc, root, "proc") < 0 || attach_in_root(sys, root, "sys") < 0)
+        return fail(t, "internal", "environment", -1, "the image's /proc or /sys is not a folder");
+    if (dev_make(s, devpts) < 0)
+        return fail(t, "internal", "environment", -1, "cannot make /dev");
+    if (mkdirat(root, "tmp", 01777) < 0 && errno != EEXIST)
+        return fail(t, "internal", "environment", -1, "cannot make /tmp");
+    setfsuid(0);
+    setfsgid(0);
+    if (walls_make(s, root, t) < 0 || faces_bind(s, root, t) < 0)
+        return -1;
+    if (pivot(root) < 0)
+        return fail(t, "internal", NULL, -1, "cannot pivot into the root");
+    close(root);
+    close(proc);
+    close(sys);
+    return 0;
+}

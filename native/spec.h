@@ -1,0 +1,40 @@
+/* What a LAUNCH frame asks for. All texts are copies of its own. */
+#ifndef DSEC_SPEC_H
+#define DSEC_SPEC_H
+
+#include "io.h"
+
+#include <linux/filter.h>
+
+struct list {
+    char **items;
+    int count;
+};
+
+struct blob {
+    char *path;
+    uint8_t *value;
+    size_t length;
+    int mode;
+};
+
+struct blobs {
+    struct blob *items;
+    int count;
+};
+
+struct spec {
+    char *sandbox_id, *socket_path, *hostname, *scratch, *user, *cwd;
+    char *cgroup_v2, *oom_file, *memory_usage_file;
+    int64_t generation, uid_base, uid_count, caps, cpus, shm_bytes, memory_bytes, session_limit;
+    struct list layers, cgroup_dirs, cgroup_joins, masks, readonly, env;
+    struct blobs cgroup_writes, files, sysctls;
+    struct sock_filter *seccomp;
+    size_t seccomp_count;
+};
+
+int spec_parse(struct spec *s, const struct frame *f, struct trouble *t);
+int list_add(struct list *l, const struct field *f, size_t max);
+void list_free(struct list *l);
+
+#endif
