@@ -21,7 +21,7 @@ class HarnessProcess(Protocol):
 
     async def close_stdin(self) -> None: ...
 
-    def output(self) -> AsyncIterator[tuple[str, bytes]]: ...
+    def output(self) -> AsyncIterator[tuple[int, bytes]]: ...
 
 
 class HarnessLost(Exception):
@@ -97,7 +97,7 @@ class Agent:
     async def _read_lines(self) -> AsyncIterator[bytes]:
         buffer = bytearray()
         async for stream, data in self.process.output():
-            if stream != "stdout":
+            if stream != 1:
                 self.errors += data
                 del self.errors[:-4096]
                 continue

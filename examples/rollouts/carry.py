@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -26,7 +26,7 @@ class SandboxFiles(Protocol):
 
     async def list(self, path: str, *, recursive: bool = False) -> list[FileStat]: ...
 
-    async def read(self, path: str) -> bytes: ...
+    def stream(self, path: str) -> AsyncIterator[bytes]: ...
 
 
 class Unacceptable(Exception):
@@ -122,11 +122,17 @@ def _is_source(name: str) -> bool:
 
 async def _read(files: SandboxFiles, path: str, stat: FileStat, limits: Limits) -> bytes:
     """The content, if it is still what was listed: a pipe put in its place would block for ever, a growing file would never end."""
+    content = bytearray()
+    pieces = files.stream(path)
     try:
         async with asyncio.timeout(limits.read_seconds):
-            content = await files.read(path)
+            async for piece in pieces:
+                content += piece
+                if len(content) > limits.file_bytes:
+                    raise Unacceptable(f"{path} grew from {stat.size} to over {limits.file_bytes} bytes while it was read")
     except TimeoutError:
         raise Unacceptable(f"{path} cannot be read within {limits.read_seconds:g} s") from None
-    if len(content) > limits.file_bytes:
-        raise Unacceptable(f"{path} grew from {stat.size} to {len(content)} bytes while it was read")
-    return content
+    finally:
+        if isinstance(pieces, AsyncGenerator):
+            await pieces.aclose()
+    return bytes(content)

@@ -1,4 +1,4 @@
-"""The job's own `dsec up`: started on a run folder of its own, stopped at the end whatever happens."""
+"""The job's own `dsec up`: started on a run folder of its own, ended with all its sandboxes whatever happens."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ import tempfile
 from collections.abc import AsyncIterator, Coroutine
 from pathlib import Path
 
-from libdsec import DSecClient, DSecError, NotFound
+from libdsec import DSecClient, DSecError
 
-__all__ = ["RUN_MARK", "DaemonError", "serving", "stop_all"]
+__all__ = ["RUN_MARK", "DaemonError", "serving"]
 
 _START_SECONDS = 60
-_STOP_SECONDS = 60
+_STOP_SECONDS = 90
 RUN_MARK = "DSEC_RUN"
 
 
@@ -27,76 +27,66 @@ class DaemonError(Exception):
 
 @contextlib.asynccontextmanager
 async def serving(state: Path) -> AsyncIterator[tuple[DSecClient, Path]]:
-    """A running server on `state`; a client of it and its run folder. At the end all its sandboxes are stopped, then the server.
+    """A running server on `state`; a client of it and its run folder.
 
-    If a run before this one was killed, its run folder is taken over: the server finds the sandboxes left there, and they are stopped.
+    At the end, a cancellation included, the server stops its sandboxes, unmounts and ends, and the run folder is removed. What a job that
+    was killed has left is ended first.
     """
     note = state / "run-folder"
-    run = _left_over(note) or Path(tempfile.mkdtemp(prefix="dsec-rollouts-", dir="/run" if os.access("/run", os.W_OK) else None))
+    await _end_earlier(state, note)
+    run = Path(tempfile.mkdtemp(prefix="dsec-rollouts-", dir="/run" if os.access("/run", os.W_OK) else None))
     note.write_text(str(run))
     try:
         async with _process(state, run), DSecClient(f"unix://{run}/dsec.sock") as client:
-            try:
-                await stop_all(client)
-                yield client, run
-            finally:
-                await _through(stop_all(client))
+            yield client, run
     finally:
-        _remove_run_folder(run, note)
+        _remove(run, note)
 
 
-async def stop_all(client: DSecClient) -> None:
-    """Stop every sandbox of the server that is not stopped yet."""
-    live = [info.sandbox_id for info in await client.list() if info.state not in ("stopped", "failed")]
-
-    async def stop(sandbox_id: str) -> None:
-        with contextlib.suppress(NotFound):
-            await (await client.get(sandbox_id)).stop()
-
-    await asyncio.gather(*map(stop, live))
+async def _end_earlier(state: Path, note: Path) -> None:
+    if (run := _noted(note)) is not None:
+        await _dsec_down(state, run)
+        _remove(run, note)
 
 
-async def _through(work: Coroutine[None, None, None]) -> None:
-    """Finish the work even if this task is cancelled meanwhile; then let the cancellation go on."""
-    task = asyncio.ensure_future(work)
+def _noted(note: Path) -> Path | None:
+    """The run folder of a job that was killed."""
     try:
-        await asyncio.shield(task)
-    except asyncio.CancelledError:
-        await task
-        raise
+        run = Path(note.read_text())
+    except FileNotFoundError:
+        return None
+    return run if run.is_dir() else None
 
 
 @contextlib.asynccontextmanager
 async def _process(state: Path, run: Path) -> AsyncIterator[None]:
-    log_path = state / "dsec.log"
-    with log_path.open("wb") as log:
-        # A session of its own: the terminal's Ctrl-C is for the job, which then stops the sandboxes first.
-        process = await asyncio.create_subprocess_exec(
-            *[sys.executable, "-m", "dsec.cli", "up"],
+    log = state / "dsec.log"
+    process = await _start("up", "--rm", state=state, run=run, log=log)
+    try:
+        await _wait_until_up(process, run, log)
+        yield
+    finally:
+        await _through(_end(process, state, run))
+
+
+async def _start(*arguments: str, state: Path, run: Path, log: Path) -> asyncio.subprocess.Process:
+    with log.open("ab") as output:
+        # A session of its own: the terminal's Ctrl-C is for the job, which ends the server when its own work is undone.
+        return await asyncio.create_subprocess_exec(
+            *[sys.executable, "-m", "dsec.cli", *arguments],
             stdin=asyncio.subprocess.DEVNULL,
-            stdout=log,
-            stderr=log,
+            stdout=output,
+            stderr=output,
             env=os.environ | {"DSEC_STATE": str(state), RUN_MARK: str(run)},
             start_new_session=True,
         )
-    try:
-        await _wait_until_up(process, run, log_path)
-        yield
-    finally:
-        await _through(_end(process))
 
 
 async def _wait_until_up(process: asyncio.subprocess.Process, run: Path, log: Path) -> None:
     ended = asyncio.ensure_future(process.wait())
     try:
         async with asyncio.timeout(_START_SECONDS):
-            while True:
-                if (run / "dsec.sock").exists():
-                    try:
-                        async with DSecClient(f"unix://{run}/dsec.sock"):
-                            return
-                    except DSecError:
-                        pass
+            while not await _answers(run):
                 await asyncio.wait([ended], timeout=0.05)
                 if ended.done():
                     raise DaemonError(f"dsec up ended with {process.returncode}:\n{_tail(log)}")
@@ -106,7 +96,15 @@ async def _wait_until_up(process: asyncio.subprocess.Process, run: Path, log: Pa
         ended.cancel()
 
 
-async def _end(process: asyncio.subprocess.Process) -> None:
+async def _answers(run: Path) -> bool:
+    with contextlib.suppress(DSecError):
+        async with DSecClient(f"unix://{run}/dsec.sock"):
+            return True
+    return False
+
+
+async def _end(process: asyncio.subprocess.Process, state: Path, run: Path) -> None:
+    """Ask it to end; where it does not, or has died, `dsec down` does what it would have done."""
     if process.returncode is None:
         process.send_signal(signal.SIGTERM)
         try:
@@ -114,35 +112,39 @@ async def _end(process: asyncio.subprocess.Process) -> None:
         except TimeoutError:
             process.kill()
             await process.wait()
+    if process.returncode:
+        await _dsec_down(state, run)
+
+
+async def _dsec_down(state: Path, run: Path) -> None:
+    down = await _start("down", state=state, run=run, log=state / "dsec.log")
+    try:
+        await asyncio.wait_for(down.wait(), _STOP_SECONDS)
+    except TimeoutError:
+        down.kill()
+        await down.wait()
+
+
+async def _through(work: Coroutine[None, None, None]) -> None:
+    """Finish the work even if this task is cancelled meanwhile; the cancellation goes on afterwards."""
+    task = asyncio.ensure_future(work)
+    cancelled = False
+    while not task.done():
+        try:
+            await asyncio.shield(task)
+        except asyncio.CancelledError:
+            cancelled = True
+    task.result()
+    if cancelled:
+        raise asyncio.CancelledError
 
 
 def _tail(log: Path) -> str:
     return log.read_text(errors="replace")[-3000:]
 
 
-def _left_over(note: Path) -> Path | None:
-    """The run folder of a run that was killed, its server ended."""
-    try:
-        run = Path(note.read_text())
-    except FileNotFoundError:
-        return None
-    if not run.is_dir():
-        return None
-    for pid in filter(str.isdigit, os.listdir("/proc")):
-        with contextlib.suppress(OSError):
-            words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
-            if b"dsec.cli" in words and f"{RUN_MARK}={run}".encode() in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0"):
-                pidfd = os.pidfd_open(int(pid))
-                try:
-                    signal.pidfd_send_signal(pidfd, signal.SIGKILL)
-                finally:
-                    os.close(pidfd)
-    return run
-
-
-def _remove_run_folder(run: Path, note: Path) -> None:
-    """Remove what holds no mount; a mount that is left keeps the folder, and the check at the end shows it."""
-    mounted = any(f" {run}/" in line for line in Path("/proc/self/mountinfo").read_text().splitlines())
-    if not mounted:
+def _remove(run: Path, note: Path) -> None:
+    """Remove the run folder, unless something is mounted in it: that stays to be seen, and for the next job to end."""
+    if f" {run}/" not in Path("/proc/self/mountinfo").read_text():
         shutil.rmtree(run, ignore_errors=True)
         note.unlink(missing_ok=True)

@@ -83,8 +83,11 @@ class Rollout:
             process = await sandbox.start(["/usr/bin/python3", "-I", "-B", HARNESS], open_stdin=True, cwd=self.task.root)
             agent = Agent(process)
             outcome.steps = agent.steps
-            await policy(agent)
-            await agent.close()
+            try:
+                await policy(agent)
+                await agent.close()
+            finally:
+                await process.aclose()
             changes = await collect(sandbox.files, self.task.package_path, self.pristine)
             await outcome.samples.look(sandbox)
         outcome.left_behind = changes.left_behind

@@ -79,12 +79,14 @@ class LocalFiles:
             )
         return found
 
-    async def read(self, path: str) -> bytes:
+    async def stream(self, path: str) -> AsyncIterator[bytes]:
         for name, content in self.before_read:
             (self.root / name).write_bytes(content)
         if stat.S_ISFIFO(os.lstat(path).st_mode):
             await asyncio.Event().wait()
-        return await asyncio.to_thread(Path(path).read_bytes)
+        content = await asyncio.to_thread(Path(path).read_bytes)
+        for start in range(0, len(content), 50):
+            yield content[start : start + 50]
 
 
 class LocalProcess:
@@ -103,10 +105,10 @@ class LocalProcess:
         self.stdin.close()
         await self.stdin.wait_closed()
 
-    async def output(self) -> AsyncIterator[tuple[str, bytes]]:
+    async def output(self) -> AsyncIterator[tuple[int, bytes]]:
         # Small pieces, so that lines come cut in the middle.
         while piece := await self.stdout.read(7):
-            yield "stdout", piece
+            yield 1, piece
 
 
 @pytest.fixture
