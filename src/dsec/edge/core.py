@@ -17,20 +17,8 @@ import structlog
 from dsec.backends.protocol import Backend, Channel, ChannelEvent
 from dsec.edge import clock
 from dsec.edge.admission import Admission
-from dsec.edge.machine import (
-    CancelLaunch,
-    Destroy,
-    Event,
-    InitDied,
-    Lost,
-    Machine,
-    OomKilled,
-    Pause,
-    Record,
-    Resume,
-    ResumeWanted,
-    Tick,
-)
+from dsec.edge.events import CancelLaunch, Destroy, Event, InitDied, Lost, OomKilled, Pause, Record, Resume, ResumeWanted, Tick
+from dsec.edge.machine import Machine
 from dsec.edge.records import decode_sandbox, encode
 from dsec.edge.sandbox import Sandbox
 from dsec.edge.settings import EdgeSettings
@@ -47,6 +35,7 @@ __all__ = ["Core"]
 
 log = structlog.get_logger("dsec.edge")
 T = TypeVar("T")
+CLOSE_SECONDS = 10.0
 
 
 class Core:
@@ -92,7 +81,7 @@ class Core:
         for instruction in sandbox.machine.handle(event, clock.now()):
             match instruction:
                 case Record():
-                    self._record(sandbox)
+                    self.record(sandbox)
                 case CancelLaunch():
                     if sandbox.launch is not None:
                         sandbox.launch.cancel()
@@ -103,7 +92,8 @@ class Core:
                 case Destroy():
                     self.chain(sandbox, self.destroy)
 
-    def _record(self, sandbox: Sandbox) -> None:
+    def record(self, sandbox: Sandbox) -> None:
+        """Write its status and wake who waits for it to change."""
         status = sandbox.status
         self.journal.set_status(sandbox.id, status.state, status.clean, status.ended_at, encode(status))
         sandbox.wake()
@@ -147,11 +137,14 @@ class Core:
             log.error("a task of the edge failed", exc_info=error)
 
     async def settle_tasks(self) -> None:
-        """At the end: what is under way is finished by the next start, from the journal."""
+        """At the end: removals under way get some seconds; what remains is finished by the next start, from the journal."""
+        removals = [sandbox.work for sandbox in self.sandboxes.values() if sandbox.work is not None and sandbox.machine.destroying]
+        if removals:
+            await asyncio.wait(removals, timeout=CLOSE_SECONDS)
         for task in list(self._tasks):
             task.cancel()
         if self._tasks:
-            await asyncio.wait(list(self._tasks), timeout=5)
+            await asyncio.wait(list(self._tasks), timeout=CLOSE_SECONDS)
 
     def on_backend_event(self, sandbox_id: str, event: ChannelEvent) -> None:
         """What a backend tells of a sandbox."""
@@ -202,10 +195,6 @@ class Core:
                     resumed = True
                     self.apply(sandbox, ResumeWanted())
             await asyncio.shield(sandbox.changed())
-
-    async def settled(self, sandbox: Sandbox) -> None:
-        """Wait for the next change of state."""
-        await asyncio.shield(sandbox.changed())
 
     def begin_activity(self, sandbox: Sandbox) -> None:
         """The idle clock stands until `end_activity`."""

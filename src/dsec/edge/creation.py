@@ -16,8 +16,9 @@ from dsec.edge import clock
 from dsec.edge.admission import host_memory_mb
 from dsec.edge.checks import check_create
 from dsec.edge.core import Core
+from dsec.edge.events import Launched, LaunchFailed, StopWanted
 from dsec.edge.ids import new_sandbox_id
-from dsec.edge.machine import Launched, LaunchFailed, Status, StopWanted
+from dsec.edge.machine import Status
 from dsec.edge.records import decode_errors, decode_ids, encode, info_from_row, sandbox_info
 from dsec.edge.sandbox import Sandbox
 from dsec.trajectory.rows import KeyRow
@@ -31,6 +32,7 @@ __all__ = ["Creation"]
 
 log = structlog.get_logger("dsec.edge")
 HOSTNAME = "sandbox"
+ALIVE = ("running", "pausing", "paused", "resuming")
 
 
 class Creation:
@@ -52,12 +54,22 @@ class Creation:
             await asyncio.shield(first)
         if (row := self._core.journal.key(idempotency_key)) is not None:
             return self._again(row, request)
-        done = self._keys[idempotency_key] = asyncio.get_running_loop().create_future()
+        self._keys[idempotency_key] = asyncio.get_running_loop().create_future()
         try:
-            return await self._create(request, idempotency_key)
+            result = await self._create(request, idempotency_key)
+        except BaseException:
+            # A repeat must not find the record of what is being undone: the key is free when the journal says so.
+            self._core.journal.forget_key(idempotency_key)
+            self._core.spawn(self._free(idempotency_key))
+            raise
+        self._keys.pop(idempotency_key).set_result(None)
+        return result
+
+    async def _free(self, key: str) -> None:
+        try:
+            await self._core.journal.flush()
         finally:
-            del self._keys[idempotency_key]
-            done.set_result(None)
+            self._keys.pop(key).set_result(None)
 
     def _again(self, row: KeyRow, request: CreateRequest) -> BatchResult:
         if row.request != encode(request):
@@ -65,7 +77,6 @@ class Creation:
         infos: list[SandboxInfo] = []
         for sandbox_id in decode_ids(row.sandbox_ids):
             if (sandbox := self._core.sandboxes.get(sandbox_id)) is not None:
-                sandbox.claim_by = None
                 infos.append(sandbox_info(sandbox.spec, sandbox.status))
             elif (ended := self._core.journal.sandbox(sandbox_id)) is not None:
                 infos.append(info_from_row(ended))
@@ -82,20 +93,25 @@ class Creation:
         backend.validate(request.args)
         resolved = self._resolve(request)
         core.admission.admit(request.count, len(core.sandboxes), core.launching)
-        sandboxes, errors = self._prepare(request, backend, resolved, key)
+        sandboxes, errors = self._prepare(request, backend, resolved)
         try:
-            await self._enter(sandboxes, request, key)
+            await self._enter(sandboxes)
             for sandbox in sandboxes:
                 sandbox.launch = core.spawn(self._launch(sandbox))
-            await self._launched(sandboxes)
-            made = [sandbox for sandbox in sandboxes if sandbox.status.state != "failed"]
-            errors += [_error_body(self._why(sandbox)) for sandbox in sandboxes if sandbox.status.state == "failed"]
-            if key is not None:
-                core.journal.put_key(_key_row(key, request, made, errors)) if made else core.journal.forget_key(key)
-            # That they run must be on record before anybody is told: what a restart finds still `creating`, nobody was told of.
+            if sandboxes:
+                await asyncio.wait([sandbox.launch for sandbox in sandboxes if sandbox.launch is not None])
+            made = [sandbox for sandbox in sandboxes if sandbox.status.state in ALIVE]
+            errors += [_error_body(self._why(sandbox)) for sandbox in sandboxes if sandbox.status.state not in ALIVE]
+            for sandbox in made:
+                sandbox.status.told = True
+                core.record(sandbox)
+            if key is not None and made:
+                core.journal.put_key(KeyRow(key, encode(request), encode([sandbox.id for sandbox in made]), encode(errors), clock.now()))
+            # On record before anybody is told: what a restart finds untold, it removes.
             await core.journal.flush()
         except BaseException:
-            self._undo(sandboxes, key)
+            for sandbox in sandboxes:
+                core.apply(sandbox, StopWanted("requested"))
             raise
         if not made and request.count == 1:
             raise self._why(sandboxes[0]) if sandboxes else _as_error(errors[0])
@@ -107,9 +123,7 @@ class Creation:
             return self._core.environments.resolve(args.environment)
         return self._core.environments.resolve([args.container_image], field="container_image")
 
-    def _prepare(
-        self, request: CreateRequest, backend: Backend, resolved: ResolvedEnvironment, key: str | None
-    ) -> tuple[list[Sandbox], list[ErrorBody]]:
+    def _prepare(self, request: CreateRequest, backend: Backend, resolved: ResolvedEnvironment) -> tuple[list[Sandbox], list[ErrorBody]]:
         core = self._core
         args = request.args
         if args.cpu_cores_limit > self._cpu_count:
@@ -145,15 +159,15 @@ class Creation:
                 ttl_paused_stop=args.ttl_paused_stop,
                 labels=args.labels,
             )
-            sandbox = Sandbox(spec, backend, status, key)
+            sandbox = Sandbox(spec, backend, status)
             sandboxes.append(sandbox)
             core.sandboxes[sandbox_id] = sandbox
         return sandboxes, errors
 
-    async def _enter(self, sandboxes: list[Sandbox], request: CreateRequest, key: str | None) -> None:
+    async def _enter(self, sandboxes: list[Sandbox]) -> None:
         """On record before the first of them is launched, so that no kernel object is ever without a record."""
         journal = self._core.journal
-        journal.add_sandboxes([sandbox.row() for sandbox in sandboxes], None if key is None else _key_row(key, request, sandboxes, []))
+        journal.add_sandboxes([sandbox.row() for sandbox in sandboxes])
         await journal.flush()
 
     async def _launch(self, sandbox: Sandbox) -> None:
@@ -182,24 +196,10 @@ class Creation:
         finally:
             core.launching -= 1
 
-    async def _launched(self, sandboxes: list[Sandbox]) -> None:
-        tasks = [sandbox.launch for sandbox in sandboxes if sandbox.launch is not None]
-        if len(tasks) == 1 or tasks:
-            await asyncio.wait(tasks)
-
     def _why(self, sandbox: Sandbox) -> DSecError:
+        if sandbox.error is None and sandbox.status.state == "creating":
+            return Overloaded("this node is shutting down", cause="draining")
         return sandbox.error or self._core.ended(sandbox, ran=False)
-
-    def _undo(self, sandboxes: list[Sandbox], key: str | None) -> None:
-        """The client left, or the journal refused: nothing stays. Sandboxes without a launch have only a leased range."""
-        for sandbox in sandboxes:
-            self._core.apply(sandbox, StopWanted("requested"))
-        if key is not None:
-            self._core.journal.forget_key(key)
-
-
-def _key_row(key: str, request: CreateRequest, sandboxes: list[Sandbox], errors: list[ErrorBody]) -> KeyRow:
-    return KeyRow(key, encode(request), encode([sandbox.id for sandbox in sandboxes]), encode(errors), clock.now())
 
 
 def _cause(error: DSecError) -> FailureCause:

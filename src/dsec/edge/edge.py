@@ -18,7 +18,7 @@ from dsec.edge.admission import host_memory_mb, raise_fd_limit
 from dsec.edge.checks import check_user
 from dsec.edge.core import Core
 from dsec.edge.creation import Creation
-from dsec.edge.held import HeldAttachment, HeldFiles
+from dsec.edge.held import HeldFiles
 from dsec.edge.lifecycle import Lifecycle
 from dsec.edge.lock import PidFile
 from dsec.edge.operations import Operations
@@ -268,12 +268,8 @@ class Edge:
     async def attach(
         self, sandbox_id: str, op_id: str, *, stdout_offset: int = 0, stderr_offset: int = 0, credit: int = 4 << 20
     ) -> Attachment:
-        """A live view of a command. Being attached is activity, until it is closed."""
-        sandbox, channel = await self._use(sandbox_id)
-        attachment = await self._operations.attach(
-            sandbox, channel, op_id, stdout_offset=stdout_offset, stderr_offset=stderr_offset, credit=credit
-        )
-        return HeldAttachment(self._core, sandbox, attachment)
+        """A live view of a command, or its record where it has ended. Being attached to a running one is activity, until it is closed."""
+        return await self._operations.attach(sandbox_id, op_id, stdout_offset=stdout_offset, stderr_offset=stderr_offset, credit=credit)
 
     # -- sessions
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 
 import structlog
 
 from dsec.edge.checks import check_update
 from dsec.edge.core import Core
-from dsec.edge.machine import (
+from dsec.edge.events import (
     Destroyed,
     DestroyFailed,
     Paused,
@@ -23,7 +24,7 @@ from dsec.edge.machine import (
 from dsec.edge.operations import Operations
 from dsec.edge.records import info_from_row, sandbox_info
 from dsec.edge.sandbox import Sandbox
-from libdsec.errors import Conflict, DSecError, SandboxFailed
+from libdsec.errors import Conflict, DSecError, Overloaded, SandboxFailed
 from libdsec.schema import SandboxInfo, UpdateRequest
 
 __all__ = ["Lifecycle"]
@@ -51,6 +52,8 @@ class Lifecycle:
             # A removal that failed is tried again by the sweep; who asked is told what is left.
             while sandbox.machine.destroying:
                 await asyncio.shield(sandbox.changed())
+            # Who was told `stopped` must not find `failed` after a crash of the edge.
+            await self._core.journal.flush()
             return sandbox_info(sandbox.spec, sandbox.status)
         return self._recorded(sandbox_id)
 
@@ -129,6 +132,9 @@ class Lifecycle:
     async def _destroy(self, sandbox: Sandbox) -> None:
         core = self._core
         await self._operations.collect_finished(sandbox)
+        with contextlib.suppress(Overloaded):
+            # The intent comes first: after a crash in the middle, the next start knows that this was no accident.
+            await core.journal.flush()
         try:
             async with core.slots:
                 await sandbox.backend.destroy(sandbox.spec)

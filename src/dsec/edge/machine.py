@@ -11,47 +11,41 @@ arrive. After the worker of dask.distributed.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Literal
 
 import msgspec
 
+from dsec.edge.events import (
+    CancelLaunch,
+    Destroy,
+    Destroyed,
+    DestroyFailed,
+    Event,
+    InitDied,
+    Instruction,
+    Launched,
+    LaunchFailed,
+    Lost,
+    OomKilled,
+    Pause,
+    Paused,
+    PauseFailed,
+    PauseWanted,
+    Record,
+    Restarted,
+    Resume,
+    Resumed,
+    ResumeFailed,
+    ResumeWanted,
+    RetryDestroy,
+    StopWanted,
+    Tick,
+    TtlSet,
+)
 from libdsec.errors import Conflict, DSecError, SandboxFailed
 from libdsec.schema import FailureCause, SandboxState, StopReason, StoryLine
 
-__all__ = [
-    "OUTCOMES",
-    "CancelLaunch",
-    "Destroy",
-    "DestroyFailed",
-    "Destroyed",
-    "Event",
-    "IllegalMove",
-    "InitDied",
-    "Instruction",
-    "LaunchFailed",
-    "Launched",
-    "Lost",
-    "Machine",
-    "OomKilled",
-    "Outcome",
-    "Pause",
-    "PauseFailed",
-    "PauseWanted",
-    "Paused",
-    "Record",
-    "Restarted",
-    "Resume",
-    "ResumeFailed",
-    "ResumeWanted",
-    "Resumed",
-    "RetryDestroy",
-    "Status",
-    "StopWanted",
-    "Tick",
-    "TtlSet",
-    "Verb",
-]
+__all__ = ["OUTCOMES", "IllegalMove", "Machine", "Outcome", "Status", "Verb"]
 
 STORY_LINES = 32
 OOM_WINDOW_SECONDS = 10.0
@@ -115,175 +109,6 @@ OUTCOMES: dict[Verb, dict[SandboxState, Outcome]] = {
 }
 
 
-# -- events
-
-
-@dataclass(frozen=True, slots=True)
-class Launched:
-    """The backend made it."""
-
-
-@dataclass(frozen=True, slots=True)
-class LaunchFailed:
-    """The backend could not make it and has undone what it did."""
-
-    cause: FailureCause
-    detail: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class PauseWanted:
-    """A request; legal where OUTCOMES says `do`."""
-
-
-@dataclass(frozen=True, slots=True)
-class Paused:
-    """The backend paused it."""
-
-
-@dataclass(frozen=True, slots=True)
-class PauseFailed:
-    """The backend could not pause it; it runs on."""
-
-    detail: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class ResumeWanted:
-    """A request; legal where OUTCOMES says `do`."""
-
-
-@dataclass(frozen=True, slots=True)
-class Resumed:
-    """The backend resumed it; `new_life` where what runs now is a restored copy, which old handles must not reach."""
-
-    new_life: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class ResumeFailed:
-    """The backend could not resume it; it stays paused."""
-
-    detail: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class StopWanted:
-    """A request, a time limit or the sweep. Legal everywhere; where it is already ending, nothing new happens."""
-
-    reason: StopReason = "requested"
-
-
-@dataclass(frozen=True, slots=True)
-class Destroyed:
-    """The backend removed all of it."""
-
-
-@dataclass(frozen=True, slots=True)
-class DestroyFailed:
-    """The backend gave up for now; something is left."""
-
-    detail: str
-
-
-@dataclass(frozen=True, slots=True)
-class RetryDestroy:
-    """From the sweep: try again what DestroyFailed left."""
-
-
-@dataclass(frozen=True, slots=True)
-class Lost:
-    """The sandbox is gone, by no wish of ours: the channel closed, the store or the node was lost."""
-
-    cause: FailureCause
-    detail: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class InitDied:
-    """The first process inside ended: nothing of the sandbox is left alive."""
-
-    detail: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class OomKilled:
-    """The memory limit killed a process inside. Alone it ends nothing."""
-
-    detail: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class TtlSet:
-    """New time limits; None leaves one as it is, -1 removes it."""
-
-    running_stop: float | None = None
-    maximum: float | None = None
-    paused_stop: float | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Restarted:
-    """The edge was restarted while this was pausing or resuming."""
-
-
-@dataclass(frozen=True, slots=True)
-class Tick:
-    """Time passed."""
-
-
-Event = (
-    Launched
-    | LaunchFailed
-    | PauseWanted
-    | Paused
-    | PauseFailed
-    | ResumeWanted
-    | Resumed
-    | ResumeFailed
-    | StopWanted
-    | Destroyed
-    | DestroyFailed
-    | RetryDestroy
-    | Restarted
-    | Lost
-    | InitDied
-    | OomKilled
-    | TtlSet
-    | Tick
-)
-
-
-# -- instructions
-
-
-@dataclass(frozen=True, slots=True)
-class Record:
-    """Write the status to the journal and wake who waits for the state to change."""
-
-
-@dataclass(frozen=True, slots=True)
-class CancelLaunch:
-    """Stop the launch that is under way; the backend undoes it."""
-
-
-@dataclass(frozen=True, slots=True)
-class Pause:
-    """Pause it; report Paused or PauseFailed."""
-
-
-@dataclass(frozen=True, slots=True)
-class Resume:
-    """Resume it; report Resumed or ResumeFailed."""
-
-
-@dataclass(frozen=True, slots=True)
-class Destroy:
-    """After whatever the backend is doing with it now: settle its commands, remove it, report Destroyed or DestroyFailed."""
-
-
-Instruction = Record | CancelLaunch | Pause | Resume | Destroy
-
 _RECORD = Record()
 
 
@@ -304,6 +129,8 @@ class Status(msgspec.Struct, kw_only=True):
     cause: FailureCause | None = None
     detail: str = ""
     stop_reason: StopReason | None = None
+    told: bool = False
+    """Its creator was, or is about to be, told of it. What a restart finds untold is nobody's."""
     clean: bool = False
     """Nothing of it is left on the host."""
     created_at: float

@@ -8,12 +8,13 @@ from functools import partial
 import msgspec
 import structlog
 
-from dsec.backends.protocol import Attachment, Channel
+from dsec.backends.protocol import Attachment
 from dsec.edge import clock
 from dsec.edge.checks import check_exec, signal_number
 from dsec.edge.core import Core
+from dsec.edge.held import HeldAttachment
 from dsec.edge.ids import new_op_id
-from dsec.edge.output import kept_output, live_output
+from dsec.edge.output import RecordedAttachment, kept_output, live_output
 from dsec.edge.records import decode_result, encode_request, process_info
 from dsec.edge.sandbox import Operation, Sandbox
 from dsec.trajectory import OpRow
@@ -145,13 +146,23 @@ class Operations:
         result = await self.result(sandbox_id, op_id)
         return kept_output(result, stream, offset, limit)
 
-    async def attach(
-        self, sandbox: Sandbox, channel: Channel, op_id: str, *, stdout_offset: int = 0, stderr_offset: int = 0, credit: int = 4 << 20
-    ) -> Attachment:
+    async def attach(self, sandbox_id: str, op_id: str, *, stdout_offset: int, stderr_offset: int, credit: int) -> Attachment:
         """See Edge.attach."""
-        op = sandbox.ops.get(op_id)
-        session_id = self._recorded(sandbox.id, op_id).session_id if op is None else op.session_id
-        return await channel.attach(op_id, session_id=session_id, stdout_offset=stdout_offset, stderr_offset=stderr_offset, credit=credit)
+        core = self._core
+        sandbox = core.find(sandbox_id)
+        op = None if sandbox is None else sandbox.ops.get(op_id)
+        if sandbox is not None and op is not None and op.state == "running":
+            channel = await core.usable(sandbox)
+            try:
+                attachment = await channel.attach(
+                    op_id, session_id=op.session_id, stdout_offset=stdout_offset, stderr_offset=stderr_offset, credit=credit
+                )
+            except NotFound:
+                # It ended and was forgotten between our look and aether's.
+                await asyncio.wait([op.wait()], timeout=CAUSE_SECONDS)
+            else:
+                return HeldAttachment(core, sandbox, attachment)
+        return RecordedAttachment(await self.result(sandbox_id, op_id), {1: stdout_offset, 2: stderr_offset})
 
     # -- the record
 

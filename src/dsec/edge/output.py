@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncIterator
+
+import msgspec
 
 from dsec.backends.protocol import Channel, OutputChunk, StreamEnd
 from dsec.edge.sandbox import Operation
+from libdsec.errors import Conflict
 from libdsec.schema import ExecResult, StreamOutput
 
-__all__ = ["kept_output", "live_output"]
+__all__ = ["RecordedAttachment", "kept_output", "live_output"]
 
+CHUNK_BYTES = 256 << 10
 QUIET_SECONDS = 0.05
 """A running command that sent nothing for so long has, for now, no more."""
 
@@ -63,3 +68,46 @@ async def live_output(channel: Channel, op: Operation, stream: int, offset: int,
     begin = offset if begin is None else begin
     complete = eof and begin + len(data) == begin + size
     return StreamOutput(data=data, offset=begin, next_offset=begin + len(data), gap=begin - offset, eof=complete)
+
+
+class RecordedAttachment:
+    """An Attachment to a command that has ended: its kept output, then its result. There is nothing to write to or to signal."""
+
+    def __init__(self, result: ExecResult, offsets: dict[int, int]) -> None:
+        self._result = result
+        self._offsets = offsets
+
+    async def __aiter__(self) -> AsyncIterator[OutputChunk | StreamEnd | ExecResult]:
+        for stream, offset in self._offsets.items():
+            while True:
+                piece = kept_output(self._result, stream, offset, CHUNK_BYTES)
+                if piece.data:
+                    yield OutputChunk(stream, piece.offset, piece.data)
+                if piece.eof or not piece.data:
+                    break
+                offset = piece.next_offset
+            yield StreamEnd(stream)
+        yield msgspec.structs.replace(self._result, stdout=b"", stderr=b"")
+
+    async def consumed(self, stream: int, count: int) -> None:
+        """The reader paces itself by iterating."""
+
+    async def write_stdin(self, data: bytes) -> None:
+        """Conflict."""
+        raise self._ended()
+
+    async def close_stdin(self) -> None:
+        """It is closed."""
+
+    async def signal(self, signum: int, *, tree: bool) -> None:
+        """Conflict."""
+        raise self._ended()
+
+    async def resize(self, rows: int, cols: int) -> None:
+        """Nobody sees it."""
+
+    async def aclose(self) -> None:
+        """Nothing is held."""
+
+    def _ended(self) -> Conflict:
+        return Conflict(f"operation {self._result.op_id} has ended", cause="exited")

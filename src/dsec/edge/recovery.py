@@ -7,24 +7,26 @@ dead ones are marked failed.
 from __future__ import annotations
 
 import asyncio
+from pathlib import Path
 
 import structlog
 
 from dsec.backends.protocol import LiveSession
 from dsec.edge import clock
 from dsec.edge.core import Core
-from dsec.edge.machine import Launched, Lost, Restarted, RetryDestroy, Status, StopWanted
+from dsec.edge.events import Lost, Restarted, RetryDestroy, StopWanted
+from dsec.edge.machine import Status
 from dsec.edge.operations import Operations
 from dsec.edge.records import decode_sandbox
 from dsec.edge.sandbox import Operation, Sandbox
 from dsec.trajectory import SandboxRow, SessionRow
 from libdsec.errors import OutcomeUnknown
+from libdsec.schema import FailureCause
 
 __all__ = ["Recovery"]
 
 log = structlog.get_logger("dsec.edge")
-CLAIM_SECONDS = 60.0
-"""How long a sandbox whose creation was never answered waits for the client to repeat its idempotency key."""
+BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
 
 class Recovery:
@@ -33,10 +35,14 @@ class Recovery:
     def __init__(self, core: Core, operations: Operations) -> None:
         self._core = core
         self._operations = operations
+        self._rebooted = False
 
     async def recover(self) -> None:
         """Bring memory, journal and host in step. One sandbox that cannot be adopted holds up no other."""
         core = self._core
+        boot_id = _boot_id()
+        self._rebooted = core.journal.meta("boot_id") not in (None, boot_id)
+        await core.journal.set_meta("boot_id", boot_id)
         gate = asyncio.Semaphore(core.settings.adoptions_at_once)
         sandboxes = [sandbox for row in core.journal.sandboxes(living=True) if (sandbox := self._load(row)) is not None]
         for sandbox in sandboxes:
@@ -60,43 +66,39 @@ class Recovery:
         if backend is None:
             log.error("a recorded sandbox has a backend that this edge lacks", sandbox_id=row.sandbox_id, backend=spec.backend)
             return None
-        return Sandbox(spec, backend, status, row.key)
+        return Sandbox(spec, backend, status)
 
     async def _recover(self, sandbox: Sandbox) -> None:
         core = self._core
-        state = sandbox.status.state
-        if state in ("stopping", "failed"):
-            self._load_operations(sandbox)
+        status = sandbox.status
+        self._load_operations(sandbox)
+        if status.state in ("stopping", "failed"):
             core.apply(sandbox, RetryDestroy())
             return
-        self._load_operations(sandbox)
+        if not status.told:
+            core.apply(sandbox, StopWanted("sweep"))
+            return
         sandbox.early_ends = set()
         channel = await sandbox.backend.adopt(sandbox.spec)
-        if state == "creating":
-            if channel is None or sandbox.key is None:
-                sandbox.channel = channel
-                core.apply(sandbox, StopWanted("sweep"))
-                return
-            sandbox.channel = channel
-            sandbox.claim_by = clock.now() + CLAIM_SECONDS
-            core.apply(sandbox, Launched())
-        elif channel is None:
-            core.apply(sandbox, Lost("channel-closed", "it died while the edge was away"))
+        if channel is None:
+            cause: FailureCause = "node-lost" if self._rebooted else "channel-closed"
+            core.apply(sandbox, Lost(cause, "it was gone when the edge came back"))
             return
         sandbox.channel = channel
-        if state in ("pausing", "resuming"):
+        if status.state in ("pausing", "resuming"):
             core.apply(sandbox, Restarted())
             if sandbox.work is not None:
                 await asyncio.wait([sandbox.work])
-        grace(sandbox.status, core.settings.restart_grace_seconds)
-        if sandbox.status.state not in ("running", "paused"):
-            return
-        await self._take_up(sandbox, await channel.sessions())
-        core.timers.watch(sandbox)
+        _be_patient(status, core.settings.restart_grace_seconds)
+        if status.state in ("running", "paused"):
+            await self._take_up(sandbox, await channel.sessions())
+            core.timers.watch(sandbox)
 
     def _load_operations(self, sandbox: Sandbox) -> None:
         journal = self._core.journal
-        sandbox.seq = journal.last_seq(sandbox.id)
+        sandbox.seq, last_end = journal.last_op(sandbox.id)
+        if sandbox.status.idle_since is not None and sandbox.status.paused_at is None:
+            sandbox.status.idle_since = max(sandbox.status.idle_since, min(last_end, clock.now()))
         for row in journal.ops(sandbox.id, running_only=True):
             op = Operation(
                 row.op_id,
@@ -164,7 +166,11 @@ class Recovery:
         self._core.journal.put_op(op.row(sandbox.id))
 
 
-def grace(status: Status, seconds: float) -> None:
+def _boot_id() -> str:
+    return BOOT_ID.read_text().strip()
+
+
+def _be_patient(status: Status, seconds: float) -> None:
     """Clients could not show activity while the edge was away: none is found idle before they had time to."""
     if status.ttl_running_stop is None or status.idle_since is None:
         return

@@ -114,10 +114,8 @@ class Sandbox:
         "acking",
         "backend",
         "channel",
-        "claim_by",
         "early_ends",
         "error",
-        "key",
         "launch",
         "machine",
         "ops",
@@ -131,9 +129,8 @@ class Sandbox:
         "work",
     )
 
-    def __init__(self, spec: SandboxSpec, backend: Backend, status: Status, key: str | None = None) -> None:
+    def __init__(self, spec: SandboxSpec, backend: Backend, status: Status) -> None:
         self.spec = spec
-        self.key = key
         self.spec_blob = _encode(spec)
         self.backend = backend
         self.machine = Machine(status)
@@ -153,7 +150,6 @@ class Sandbox:
         self.acking = False
         self.early_ends: set[str] | None = None
         """While it is being adopted: sessions that ended before their operations were known again."""
-        self.claim_by: float | None = None
 
     @property
     def id(self) -> str:
@@ -173,9 +169,7 @@ class Sandbox:
     def row(self) -> SandboxRow:
         """As the journal keeps it."""
         status = self.status
-        return SandboxRow(
-            self.id, status.state, int(status.clean), status.created_at, status.ended_at, self.key, self.spec_blob, _encode(status)
-        )
+        return SandboxRow(self.id, status.state, int(status.clean), status.created_at, status.ended_at, self.spec_blob, _encode(status))
 
     def changed(self) -> asyncio.Future[None]:
         """Done at the next change of state. Shield it: others wait for the same."""

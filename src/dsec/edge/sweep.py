@@ -10,7 +10,7 @@ import structlog
 
 from dsec.edge import clock
 from dsec.edge.core import Core
-from dsec.edge.machine import RetryDestroy, StopWanted
+from dsec.edge.events import RetryDestroy
 from dsec.edge.operations import Operations
 from dsec.edge.sandbox import Sandbox
 from dsec.trajectory.retention import prune
@@ -46,12 +46,11 @@ class Sweep:
         for sandbox in list(core.sandboxes.values()):
             if sandbox.status.state in ("stopping", "failed"):
                 core.apply(sandbox, RetryDestroy())
-            elif sandbox.claim_by is not None and sandbox.claim_by < now:
-                core.apply(sandbox, StopWanted("sweep"))
             elif sandbox.status.state == "running" and sandbox.ops:
                 await self._reconcile(sandbox, now)
         await self.remove_unknown()
         await self.prune()
+        await core.in_thread(core.environments.sweep_mounts, lambda: set(core.sandboxes))
 
     async def remove_unknown(self) -> None:
         """Kernel objects and files of sandboxes that no record knows: another life of ours left them."""

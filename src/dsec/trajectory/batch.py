@@ -19,7 +19,6 @@ class Batch:
         "committed",
         "deleted_keys",
         "deleted_ops",
-        "deleted_sandboxes",
         "keys",
         "new_sandboxes",
         "ops",
@@ -31,7 +30,6 @@ class Batch:
 
     def __init__(self) -> None:
         self.new_sandboxes: list[SandboxRow] = []
-        self.deleted_sandboxes: list[str] = []
         self.statuses: dict[str, tuple[str, int, float | None, bytes]] = {}
         self.ops: dict[tuple[str, str], OpRow] = {}
         self.deleted_ops: set[tuple[str, str]] = set()
@@ -53,8 +51,6 @@ class Batch:
                 db.executemany(rows.PUT_SANDBOX, self.new_sandboxes)
             if self.statuses:
                 db.executemany(rows.SET_STATUS, [(*status, sandbox_id) for sandbox_id, status in self.statuses.items()])
-            if self.deleted_sandboxes:
-                db.executemany(rows.DELETE_SANDBOX, [(sandbox_id,) for sandbox_id in self.deleted_sandboxes])
             if self.ops:
                 db.executemany(rows.PUT_OP, list(self.ops.values()))
             if self.sessions:
@@ -77,6 +73,5 @@ class Batch:
         newer.deleted_ops |= self.deleted_ops
         newer.sessions = {**self.sessions, **newer.sessions}
         newer.deleted_keys |= self.deleted_keys - newer.keys.keys()
-        newer.deleted_sandboxes = [*self.deleted_sandboxes, *newer.deleted_sandboxes]
         newer.committed = [*self.committed, *newer.committed]
         newer.payload_bytes += self.payload_bytes

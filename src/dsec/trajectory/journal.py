@@ -88,21 +88,14 @@ class Journal:
 
     # -- writing
 
-    def add_sandboxes(self, new: Iterable[SandboxRow], key: KeyRow | None = None) -> None:
+    def add_sandboxes(self, new: Iterable[SandboxRow]) -> None:
         """Rows of sandboxes that are about to be made; await `flush` before they are."""
         self._batch.new_sandboxes.extend(new)
-        if key is not None:
-            self._batch.keys[key.key] = key
         self._schedule()
 
     def set_status(self, sandbox_id: str, state: str, over: bool, ended_at: float | None, status: bytes) -> None:
         """The sandbox's status as of now."""
         self._batch.statuses[sandbox_id] = (state, int(over), ended_at, status)
-        self._schedule()
-
-    def forget_sandbox(self, sandbox_id: str) -> None:
-        """It never was: its launch was refused before anything was made."""
-        self._batch.deleted_sandboxes.append(sandbox_id)
         self._schedule()
 
     def put_op(self, row: OpRow, committed: Callable[[], None] | None = None) -> None:
@@ -236,10 +229,23 @@ class Journal:
         found = self._reader.execute(f"SELECT {rows.OP_COLUMNS} FROM ops WHERE sandbox_id=?{where} ORDER BY seq", (sandbox_id,))
         return [OpRow(*row) for row in found]
 
-    def last_seq(self, sandbox_id: str) -> int:
-        """The highest order number that was given out, 0 if none."""
-        (last,) = self._reader.execute("SELECT max(seq) FROM ops WHERE sandbox_id=?", (sandbox_id,)).fetchone()
-        return last or 0
+    def last_op(self, sandbox_id: str) -> tuple[int, float]:
+        """The highest order number that was given out, and when the last operation ended; 0 where there is none."""
+        seq, ended_at = self._reader.execute("SELECT max(seq), max(ended_at) FROM ops WHERE sandbox_id=?", (sandbox_id,)).fetchone()
+        return seq or 0, ended_at or 0.0
+
+    def meta(self, name: str) -> str | None:
+        """A fact about the journal or the host it was written on."""
+        row = self._reader.execute("SELECT value FROM meta WHERE name=?", (name,)).fetchone()
+        return None if row is None else str(row[0])
+
+    async def set_meta(self, name: str, value: str) -> None:
+        """Write such a fact."""
+
+        def put(db: sqlite3.Connection) -> None:
+            db.execute("INSERT INTO meta VALUES (?, ?) ON CONFLICT (name) DO UPDATE SET value=excluded.value", (name, value))
+
+        await self.run(put)
 
     def sessions(self, sandbox_id: str) -> list[SessionRow]:
         """The sandbox's shell sessions, open and closed."""

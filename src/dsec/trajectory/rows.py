@@ -20,7 +20,6 @@ CREATE TABLE IF NOT EXISTS sandboxes (
     over INTEGER NOT NULL,      -- 1: ended and nothing of it is left on the host
     created_at REAL NOT NULL,
     ended_at REAL,
-    key TEXT,                   -- the idempotency key it was created with
     spec BLOB NOT NULL,
     status BLOB NOT NULL
 ) WITHOUT ROWID;
@@ -67,7 +66,6 @@ class SandboxRow(NamedTuple):
     over: int
     created_at: float
     ended_at: float | None
-    key: str | None
     spec: bytes
     status: bytes
 
@@ -110,11 +108,10 @@ class KeyRow(NamedTuple):
 
 
 PUT_SANDBOX = (
-    "INSERT INTO sandboxes (sandbox_id, state, over, created_at, ended_at, key, spec, status) VALUES (?,?,?,?,?,?,?,?) "
+    "INSERT INTO sandboxes (sandbox_id, state, over, created_at, ended_at, spec, status) VALUES (?,?,?,?,?,?,?) "
     "ON CONFLICT (sandbox_id) DO UPDATE SET state=excluded.state, over=excluded.over, ended_at=excluded.ended_at, status=excluded.status"
 )
 SET_STATUS = "UPDATE sandboxes SET state=?, over=?, ended_at=?, status=? WHERE sandbox_id=?"
-DELETE_SANDBOX = "DELETE FROM sandboxes WHERE sandbox_id=?"
 PUT_OP = (
     "INSERT INTO ops (sandbox_id, op_id, seq, session_id, state, background, started_at, ended_at, request, result, stdout, stderr) "
     "VALUES (?,?,?,?,?,?,?,?,?,?,?,?) ON CONFLICT (sandbox_id, op_id) DO UPDATE SET state=excluded.state, started_at=excluded.started_at, "
