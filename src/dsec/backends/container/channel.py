@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import weakref
+from typing import Final
 
 from dsec.backends.container import wire
 from dsec.backends.container.commands import CommandConversation, ContainerAttachment
@@ -23,10 +25,12 @@ from dsec.backends.container.requests import (
 )
 from dsec.backends.container.watch import Watch
 from dsec.backends.protocol import LiveSession
-from libdsec.errors import InvalidArgument, OutcomeUnknown
+from libdsec.errors import InvalidArgument, NotFound, OutcomeUnknown
 from libdsec.schema import ExecRequest, ExecResult, SessionRequest, SessionRunRequest
 
 __all__ = ["ContainerChannel"]
+
+HELD_RESULTS: Final = 64
 
 
 class ContainerChannel:
@@ -37,6 +41,7 @@ class ContainerChannel:
         self._loop = asyncio.get_running_loop()
         self._watch = watch
         self._open: weakref.WeakSet[Conversation] = weakref.WeakSet()
+        self._results: dict[str, CommandConversation] = {}
         self._closed = False
 
     @property
@@ -78,9 +83,22 @@ class ContainerChannel:
         self._open.add(conversation)
         try:
             conversation.send(encode_frame(kind, payload))
-            return await conversation.result
-        finally:
+            result = await conversation.result
+        except BaseException:
             conversation.close()
+            raise
+        self._hold(op_id, conversation)
+        return result
+
+    def _hold(self, op_id: str, conversation: CommandConversation) -> None:
+        """Keep the connection until the result is acknowledged, or until too many are kept: then it only costs a fresh one."""
+        former = self._results.pop(op_id, None)
+        if former is not None:
+            former.close()
+        if not conversation.closed:
+            self._results[op_id] = conversation
+            if len(self._results) > HELD_RESULTS:
+                self._results.pop(next(iter(self._results))).close()
 
     async def exec(self, op_id: str, request: ExecRequest) -> ExecResult:
         payload = exec_payload(op_id, request, live=False, credit=EXEC_CREDIT)
@@ -138,7 +156,12 @@ class ContainerChannel:
         await self._ask(wire.SIGNAL, encode_fields([(wire.T_SESSION_ID, session_id), (wire.T_SIGNUM, signum), (wire.T_TREE, int(tree))]))
 
     async def acknowledge(self, session_id: str, op_id: str) -> None:
-        await self._ask(wire.ACK, encode_fields([(wire.T_SESSION_ID, session_id), (wire.T_OP_ID, op_id)]))
+        payload = encode_fields([(wire.T_SESSION_ID, session_id), (wire.T_OP_ID, op_id)])
+        held = self._results.pop(op_id, None)
+        if held is None or not await held.acknowledge(payload):
+            # Not known means forgotten already.
+            with contextlib.suppress(NotFound):
+                await self._ask(wire.ACK, payload)
 
     async def open_session(self, session_id: str, request: SessionRequest) -> LiveSession:
         fields = await self._ask(wire.SHELL, shell_payload(session_id, request), wire.STARTED)
@@ -201,6 +224,7 @@ class ContainerChannel:
 
     async def aclose(self) -> None:
         self._closed = True
+        self._results.clear()
         if self._watch is not None:
             self._watch.close()
         for conversation in list(self._open):

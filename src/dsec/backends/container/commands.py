@@ -35,7 +35,8 @@ class CommandConversation(Conversation):
     """Waits for one result. `result` is done when EXITED came, or failed with the reason; output is gathered, bounded by the request.
 
     Chronus enforces the time limit itself; `limit_seconds`, where there is one, only catches an aether that hangs. Without one the wait
-    ends with the command or with the connection, since no answer comes before the end.
+    ends with the command or with the connection, since no answer comes before the end. After a result the connection stays open, so that
+    `acknowledge` costs one frame; the holder closes it.
     """
 
     def __init__(
@@ -53,6 +54,7 @@ class CommandConversation(Conversation):
         self._output = Output()
         self._stdin = memoryview(stdin) if stdin is not None else None
         self.result: asyncio.Future[ExecResult] = loop.create_future()
+        self._acknowledged: asyncio.Future[bool] = loop.create_future()
         self._timer = None if limit_seconds is None else loop.call_later(limit_seconds + KILL_SLACK_SECONDS, self._late)
 
     def _frame(self, frame: Frame) -> None:
@@ -61,10 +63,14 @@ class CommandConversation(Conversation):
             if frame[1] != wire.STDIN:
                 self._output.add(frame)
         elif kind == wire.EXITED:
-            result = self._output.result(self._op_id, Fields(frame[2]))
-            self.close()
+            if self._timer is not None:
+                self._timer.cancel()
             if not self.result.done():
-                self.result.set_result(result)
+                self.result.set_result(self._output.result(self._op_id, Fields(frame[2])))
+        elif kind == wire.OK:
+            self.close()
+            if not self._acknowledged.done():
+                self._acknowledged.set_result(True)
         elif kind == wire.CREDIT:
             self._feed_stdin(decode_number(frame[2]))
         elif kind == wire.ERROR:
@@ -92,6 +98,19 @@ class CommandConversation(Conversation):
     def _lost(self, error: DSecError) -> None:
         if not self.result.done():
             self.result.set_exception(error)
+        if not self._acknowledged.done():
+            self._acknowledged.set_result(False)
+
+    async def acknowledge(self, payload: bytes) -> bool:
+        """Say that the result is recorded. False if the connection was gone before the answer came."""
+        self.send(encode_frame(wire.ACK, payload))
+        try:
+            async with asyncio.timeout(ANSWER_SECONDS):
+                return not self.closed and await self._acknowledged
+        except TimeoutError:
+            return False
+        finally:
+            self.close()
 
     def _late(self) -> None:
         self.close()
