@@ -6,6 +6,7 @@ import statistics
 from collections.abc import Sequence
 from typing import Any
 
+from rich import box
 from rich.console import Console
 from rich.table import Table
 
@@ -34,15 +35,15 @@ def objections_to(outcomes: Sequence[Outcome]) -> list[str]:
 
 def print_table(console: Console, outcomes: Sequence[Outcome]) -> None:
     """One row a policy, then why nothing was earned, counted."""
-    table = Table(title=None, header_style="bold")
+    table = Table(box=box.SIMPLE_HEAD, header_style="bold")
     table.add_column("policy")
-    for heading in ("rollouts", "failed", "reward", "steps", "create p50", "p99", "exec p50", "p99", "peak memory"):
+    for heading in ("rollouts", "failed", "reward", "steps", "create ms\np50 / p99", "exec ms\np50 / p99", "peak MB"):
         table.add_column(heading, justify="right")
     for policy, row in summary(outcomes).items():
         table.add_row(
             *[policy, str(row["rollouts"]), str(row["failed"]), f"{row['reward']:.2f}", f"{row['steps']:.1f}"],
-            *[_ms(row["create_p50_ms"]), _ms(row["create_p99_ms"]), _ms(row["exec_p50_ms"]), _ms(row["exec_p99_ms"])],
-            f"{row['peak_memory_mb']:.0f} MB",
+            *[_pair(row["create_p50_ms"], row["create_p99_ms"]), _pair(row["exec_p50_ms"], row["exec_p99_ms"])],
+            f"{row['peak_memory_mb']:.0f}",
         )
     console.print(table)
     reasons: dict[tuple[str, str, str], int] = {}
@@ -77,5 +78,5 @@ def _percentile(values: Sequence[float], percent: int) -> float | None:
     return sorted(values)[max(0, -(-len(values) * percent // 100) - 1)]
 
 
-def _ms(value: float | None) -> str:
-    return "-" if value is None else f"{value:.1f} ms"
+def _pair(p50: float | None, p99: float | None) -> str:
+    return "-" if p50 is None or p99 is None else f"{p50:.1f} / {p99:.1f}"

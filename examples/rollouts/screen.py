@@ -117,7 +117,8 @@ def objections(changed: Mapping[str, bytes], pristine: Mapping[str, bytes]) -> l
     known: set[str] = set()
     for content in pristine.values():
         known |= _uses(content)
-    return [f"{name} uses {use}" for name, content in sorted(changed.items()) for use in sorted(_uses(content) - known)]
+    found = {name: sorted(_uses(content) - known) for name, content in sorted(changed.items())}
+    return [f"{name} uses {', '.join(uses)}" for name, uses in found.items() if uses]
 
 
 def _uses(content: bytes) -> set[str]:

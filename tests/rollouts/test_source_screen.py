@@ -23,7 +23,8 @@ PRISTINE = {"a.py": b"import time\nfrom . import keys\n\n\ndef f(x):\n    return
     ],
 )
 def test_reaching_for_the_interpreter_is_objected_to(code: str, use: str) -> None:
-    assert f"a.py uses {use}" in objections({"a.py": code.encode()}, PRISTINE)
+    (objection,) = objections({"a.py": code.encode()}, PRISTINE)
+    assert use in objection.removeprefix("a.py uses ").split(", ")
 
 
 @pytest.mark.parametrize(

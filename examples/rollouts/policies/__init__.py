@@ -13,7 +13,7 @@ from ..agent import Agent
 from ..fix import Edit
 from ..task import Task
 from .openai import OpenAIPolicy
-from .scripted import idle, oracle, partial_fix
+from .scripted import behaviour, idle, oracle, partial_fix
 from .tamperer import TAMPERINGS
 
 __all__ = ["Episode", "Policy", "available", "make"]
@@ -47,8 +47,9 @@ def make(name: str, episode: Episode, environment: Mapping[str, str] | None = No
     if name == "idle":
         return lambda agent: idle(agent, task), ""
     if name == "wrong":
-        leave_out = episode.variant % len(episode.fix)
-        return lambda agent: partial_fix(agent, task, episode.fix, leave_out), f"without hunk {leave_out + 1}"
+        overlooked = behaviour(episode.fix)[episode.variant % len(behaviour(episode.fix))]
+        words = f"without hunk {episode.fix.index(overlooked) + 1} of {len(episode.fix)}"
+        return lambda agent: partial_fix(agent, task, episode.fix, overlooked), words
     if name == "tamperer":
         tampering = TAMPERINGS[episode.variant % len(TAMPERINGS)]
         return lambda agent: tampering.act(agent, task), tampering.name

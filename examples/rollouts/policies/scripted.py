@@ -8,7 +8,7 @@ from ..agent import Agent
 from ..fix import Edit
 from ..task import Task
 
-__all__ = ["idle", "oracle", "partial_fix"]
+__all__ = ["behaviour", "idle", "oracle", "partial_fix"]
 
 
 async def oracle(agent: Agent, task: Task, fix: Sequence[Edit]) -> None:
@@ -27,13 +27,13 @@ async def idle(agent: Agent, task: Task) -> None:
     await agent.call("search", pattern="TLRUCache", path=task.package_path)
 
 
-async def partial_fix(agent: Agent, task: Task, fix: Sequence[Edit], leave_out: int) -> None:
-    """A plausible wrong fix: the real one without one of its hunks that matter, as if that half of the report had been overlooked.
+def behaviour(fix: Sequence[Edit]) -> list[Edit]:
+    """The hunks that change what the code does; the release's number does not."""
+    return [edit for edit in fix if "__version__" not in edit.new]
 
-    Left out is the `leave_out`-th of the hunks of behaviour; the release's number is none.
-    """
-    matter = [edit for edit in fix if "__version__" not in edit.new]
-    overlooked = matter[leave_out % len(matter)]
+
+async def partial_fix(agent: Agent, task: Task, fix: Sequence[Edit], overlooked: Edit) -> None:
+    """A plausible wrong fix: the real one without one of its hunks, as if that half of the report had been overlooked."""
     for edit in fix:
         if edit is not overlooked:
             await agent.call("edit", path=f"{task.package_path}/{edit.path}", old=edit.old, new=edit.new)
