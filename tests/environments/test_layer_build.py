@@ -35,7 +35,7 @@ def test_a_layer_is_read_only_and_gives_no_rights_on_the_host(store, full_tree):
     assert flags & os.ST_NOSUID
     assert flags & os.ST_NODEV
     with pytest.raises(OSError, match="Read-only"):
-        open(f"{path}/new", "w")
+        Path(path, "new").touch()
 
 
 def test_equal_trees_have_one_digest_whatever_the_order_they_were_made_in(store, full_tree, tmp_path):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import binascii
+import contextlib
 import errno
 import os
 import stat
@@ -11,7 +12,7 @@ import tarfile
 from collections.abc import Callable, Iterator
 from typing import Final
 
-from dsec.environments.streams import DAMAGE, ByteReader, ForwardReader, damaged
+from dsec.environments.streams import ByteReader, ForwardReader, damaged
 from dsec.environments.tree import Attributes, RootedTree, refuse
 
 __all__ = ["attributes_of", "members", "unpack_member", "unpack_tar"]
@@ -38,7 +39,7 @@ def members(reader: ForwardReader, *, need_end: bool = True) -> Iterator[tuple[t
                 archive.members.clear()  # else it keeps them all
                 name = member.name
                 yield archive, member
-    except (tarfile.TarError, *DAMAGE, UnicodeError, ValueError, OverflowError) as error:
+    except (tarfile.TarError, UnicodeError, ValueError, OverflowError) as error:
         raise damaged(f"{error} (after {name!r:.200})" if name else str(error)) from error
     whole = len(reader.last) == tarfile.BLOCKSIZE and not any(reader.last)
     if not whole and (need_end or reader.last):
@@ -75,12 +76,12 @@ def _pieces(archive: tarfile.TarFile, member: tarfile.TarInfo) -> Iterator[bytes
     if file is None:
         refuse(member.name, "has no content to read")
     left = member.size
-    while left:
-        piece = file.read(min(left, _PIECE))
-        if not piece:
-            raise damaged(f"it is cut off in {member.name!r:.200}")
-        left -= len(piece)
-        yield piece
+    with contextlib.suppress(tarfile.ReadError):
+        while left and (piece := file.read(min(left, _PIECE))):
+            left -= len(piece)
+            yield piece
+    if left:
+        raise damaged(f"it is cut off in {member.name!r:.200}")
 
 
 def unpack_member(
@@ -131,7 +132,4 @@ def unpack_tar(
         if own is not None:
             member.uid, member.gid = own
         unpack_member(tree, archive, member, place, attributes_of(member))
-    try:
-        return reader.drain()
-    except DAMAGE as error:
-        raise damaged(str(error)) from error
+    return reader.drain()

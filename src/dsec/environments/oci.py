@@ -19,7 +19,7 @@ import msgspec
 
 from dsec.environments.archives import attributes_of, members, unpack_member, unpack_tar
 from dsec.environments.manifest import Configuration
-from dsec.environments.streams import DAMAGE, ForwardReader, damaged, decompressed
+from dsec.environments.streams import ForwardReader, damaged, decompressed
 from dsec.environments.tree import RootedTree
 from dsec.kernel.paths import open_in
 from libdsec.errors import InvalidArgument, NotFound
@@ -211,10 +211,7 @@ def _apply_layer(fd: int, diff_id: str, tree: RootedTree, destination: str, prog
                 if hidden in ("", ".", ".."):
                     raise damaged(f"the whiteout {member.name!r:.200} hides nothing")
                 removed.append(place(f"{folder}/{hidden}"))
-        try:
-            found = reader.drain()
-        except DAMAGE as error:
-            raise damaged(str(error)) from error
+        found = reader.drain()
     if diff_id != f"sha256:{found}":
         raise damaged(f"a layer has the digest sha256:{found} instead of {diff_id:.100}")
     for name in cleared:

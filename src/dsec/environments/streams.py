@@ -17,9 +17,9 @@ from typing import IO, Final, Protocol
 from dsec.environments.tools import leashed
 from libdsec.errors import InvalidArgument
 
-__all__ = ["DAMAGE", "ByteReader", "ForwardReader", "damaged", "decompressed"]
+__all__ = ["ByteReader", "ForwardReader", "damaged", "decompressed"]
 
-DAMAGE: Final = (EOFError, zlib.error, lzma.LZMAError, gzip.BadGzipFile)
+_DAMAGE: Final = (EOFError, zlib.error, lzma.LZMAError, gzip.BadGzipFile)
 """What the decompressors raise for input that is cut off or garbled."""
 
 _ONE_READ_LIMIT: Final = 64 << 20
@@ -106,7 +106,7 @@ def _through_zstd(fd: int) -> Iterator[ByteReader]:
 
 
 class ForwardReader:
-    """What tarfile needs of a file, over a stream that only goes forward: `seek` skips. `digest` is that of all bytes passed."""
+    """What tarfile needs of a file, over a stream that only goes forward: `seek` skips. Damage is InvalidArgument."""
 
     def __init__(self, stream: ByteReader) -> None:
         self._stream = stream
@@ -123,9 +123,12 @@ class ForwardReader:
             raise damaged(f"a header of {size} bytes")
         pieces: list[bytes] = []
         missing = size
-        while missing and (piece := self._stream.read(missing)):
-            pieces.append(piece)
-            missing -= len(piece)
+        try:
+            while missing and (piece := self._stream.read(missing)):
+                pieces.append(piece)
+                missing -= len(piece)
+        except _DAMAGE as error:
+            raise damaged(str(error)) from error
         self.last = b"".join(pieces)
         self._position += len(self.last)
         self._hash.update(self.last)
