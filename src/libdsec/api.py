@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import random
 import secrets
-from collections.abc import AsyncIterator, Iterable, Mapping
+from collections.abc import AsyncGenerator, Iterable, Mapping
 from typing import Any, TypeVar
 from urllib.parse import quote, urlencode
 
@@ -223,7 +223,7 @@ class Api:
                 if not await lost.pause():
                     raise OutcomeUnknown(f"{op_id}: {error.message}", cause=error.cause, details={"op_id": op_id}) from error
 
-    async def download(self, path: str, query: Mapping[str, Any], headers: Mapping[str, str] | None = None) -> AsyncIterator[bytes]:
+    async def download(self, path: str, query: Mapping[str, Any], headers: Mapping[str, str] | None = None) -> AsyncGenerator[bytes, None]:
         """The body of a GET, piece by piece."""
         async with self.transport.stream("GET", with_query(path, query), headers=headers) as reply:
             if reply.status >= 400:

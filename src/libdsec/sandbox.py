@@ -6,8 +6,20 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from libdsec.api import Api, new_op_id, segment
-from libdsec.errors import InvalidArgument
-from libdsec.schema import DEFAULT_OUTPUT_LIMIT_BYTES, ExecRequest, ExecResult, SandboxInfo, UpdateRequest
+from libdsec.errors import InvalidArgument, NotFound
+from libdsec.files import Files
+from libdsec.process import Process
+from libdsec.schema import (
+    DEFAULT_OUTPUT_LIMIT_BYTES,
+    ExecRequest,
+    ExecResult,
+    ProcessInfo,
+    SandboxInfo,
+    SessionInfo,
+    SessionRequest,
+    UpdateRequest,
+)
+from libdsec.session import Session
 from libdsec.shielding import finish
 
 if TYPE_CHECKING:
@@ -27,6 +39,7 @@ class Sandbox:
         self._path = f"/v1/sandboxes/{segment(info.sandbox_id)}"
         self._exec_path = self._path + "/exec"
         self.created = info
+        self.files = Files(api, self._path)
         self.sandbox_id = info.sandbox_id
 
     def __repr__(self) -> str:
@@ -110,6 +123,78 @@ class Sandbox:
         """Run a program with its arguments, no shell between, and wait. As run_shell() otherwise."""
         request = _request(argv, None, cwd, user, env, stdin, timeout, kill_grace, output_limit_bytes, rlimits, op_id)
         return await self._run(request)
+
+    async def start(
+        self,
+        argv: list[str] | None = None,
+        *,
+        shell: str | None = None,
+        background: bool = False,
+        open_stdin: bool = False,
+        tty: bool = False,
+        rows: int = 24,
+        cols: int = 80,
+        timeout: float | None = None,
+        cwd: str | None = None,
+        user: str | None = None,
+        env: Mapping[str, str] | None = None,
+        stdin: bytes | str | None = None,
+        kill_grace: float = 2.0,
+        output_limit_bytes: int = DEFAULT_OUTPUT_LIMIT_BYTES,
+        rlimits: Mapping[str, list[int]] | None = None,
+        op_id: str | None = None,
+    ) -> Process:
+        """Start a program, or with `shell` a text, and return at once.
+
+        `background` is for services: the sandbox's idle clock does not count them. `open_stdin` lets write_stdin() feed it; `tty` gives
+        it a terminal of `rows` and `cols`, with all output in stream 1.
+        """
+        request = _request(argv, shell, cwd, user, env, stdin, timeout, kill_grace, output_limit_bytes, rlimits, op_id)
+        request.background = background
+        request.open_stdin = open_stdin or tty
+        request.tty = tty
+        request.rows = rows
+        request.cols = cols
+        # An id runs once at most, so a repeated request is answered with the first one's process.
+        info = await self._api.call("POST", self._path + "/processes", ProcessInfo, body=request, idempotent=True)
+        return Process(self._api, self._path, info)
+
+    async def process(self, op_id: str) -> Process:
+        """A handle on a command by its id, also on one that has ended. NotFound where there is none."""
+        info = await self._api.call("GET", f"{self._path}/processes/{segment(op_id)}", ProcessInfo, idempotent=True)
+        return Process(self._api, self._path, info)
+
+    async def processes(self) -> list[ProcessInfo]:
+        """All commands, running and ended."""
+        return await self._api.call("GET", self._path + "/processes", list[ProcessInfo], idempotent=True)
+
+    async def result(self, op_id: str, *, wait: float = 0.0) -> ExecResult:
+        """The recorded result of a command. Conflict with cause `running` where it has not ended within `wait` seconds."""
+        return await self._api.call(
+            "GET",
+            f"{self._path}/processes/{segment(op_id)}/result",
+            ExecResult,
+            query={"wait": wait},
+            timeout=self._api.timeouts.request + wait,
+            idempotent=True,
+        )
+
+    async def open_session(self, *, user: str | None = None, cwd: str | None = None, env: Mapping[str, str] | None = None) -> Session:
+        """Open a shell that keeps its directory and environment between commands."""
+        request = SessionRequest(user=user, cwd=cwd, env=dict(env) if env else {})
+        info = await self._api.call("POST", self._path + "/sessions", SessionInfo, body=request)
+        return Session(self._api, self._path, info)
+
+    async def sessions(self) -> list[SessionInfo]:
+        """The open sessions."""
+        return await self._api.call("GET", self._path + "/sessions", list[SessionInfo], idempotent=True)
+
+    async def session(self, session_id: str) -> Session:
+        """A handle on an open session. NotFound where there is none."""
+        for info in await self.sessions():
+            if info.session_id == session_id:
+                return Session(self._api, self._path, info)
+        raise NotFound(f"no open session {session_id}", field="session_id")
 
     async def _run(self, request: ExecRequest) -> ExecResult:
         assert request.op_id is not None, "_request gives every command an id"

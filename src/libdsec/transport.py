@@ -9,18 +9,19 @@ import asyncio
 from collections.abc import AsyncIterable, AsyncIterator, Mapping
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, cast
 from urllib.parse import urlsplit
 
 import aiohttp
 from yarl import URL
 
-from libdsec.errors import ConnectionFailed, InvalidArgument
+from libdsec.errors import ConnectionFailed, InvalidArgument, error_from_wire
 from libdsec.timeouts import Timeouts
 
 __all__ = ["HttpTransport", "Reply", "StreamReply", "Transport", "WebSocket", "open_transport"]
 
 READ_BUFFER_BYTES = 1 << 20
+PIECE_BYTES = 256 << 10
 IDLE_CONNECTION_SECONDS = 30.0
 _TIMED_OUT = "timeout"
 
@@ -143,11 +144,12 @@ class HttpTransport:
         headers: Mapping[str, str] | None = None,
         timeout: float | None = None,
     ) -> Reply:
+        data, headers = _outgoing(body, headers)
         try:
             async with self._open().request(
                 method,
                 URL(self._base + target, encoded=True),
-                data=body,
+                data=data,
                 headers=headers,
                 timeout=self._timeout(timeout),
                 allow_redirects=False,
@@ -165,11 +167,12 @@ class HttpTransport:
         body: bytes | AsyncIterable[bytes] | None = None,
         headers: Mapping[str, str] | None = None,
     ) -> AsyncIterator[StreamReply]:
+        data, headers = _outgoing(body, headers)
         try:
             response = await self._open().request(
                 method,
                 URL(self._base + target, encoded=True),
-                data=body,
+                data=data,
                 headers=headers,
                 timeout=self._timeout(None),
                 allow_redirects=False,
@@ -216,6 +219,22 @@ class HttpTransport:
             self._session = None
 
 
+def _outgoing(
+    body: bytes | AsyncIterable[bytes] | None, headers: Mapping[str, str] | None
+) -> tuple[bytes | AsyncIterable[bytes] | None, Mapping[str, str] | None]:
+    """Large bodies go in pieces, so that the loop turns between them."""
+    if not isinstance(body, bytes) or len(body) <= PIECE_BYTES:
+        return body, headers
+    return _pieces(body), {**(headers or {}), "Content-Length": str(len(body))}
+
+
+async def _pieces(body: bytes) -> AsyncIterator[bytes]:
+    whole = memoryview(body)
+    for start in range(0, len(body), PIECE_BYTES):
+        # Not sliced as bytes: aiohttp's writer takes any buffer, and a copy saved here is a copy saved of all.
+        yield cast("bytes", whole[start : start + PIECE_BYTES])
+
+
 class _HttpStream:
     def __init__(self, response: aiohttp.ClientResponse, transport: HttpTransport) -> None:
         self._response = response
@@ -256,10 +275,15 @@ class _HttpWebSocket:
             data: bytes = message.data
             return data
         if message.type in (aiohttp.WSMsgType.CLOSE, aiohttp.WSMsgType.CLOSING, aiohttp.WSMsgType.CLOSED):
-            # 1006: the connection ended without a closing frame.
-            if self._socket.close_code in (1000, 1005, None):
+            code = self._socket.close_code
+            if code in (1000, 1005, None):
                 return None
-            raise ConnectionFailed(f"the stream broke with code {self._socket.close_code}", ran="unknown", cause="broken")
+            if code >= 4400:
+                # The server's refusal: 4000 + the HTTP status, and `code: message` for a reason.
+                name, _, text = str(message.extra or "").partition(": ")
+                raise error_from_wire({"error": {"code": name, "message": text}}, code - 4000)
+            # Among the others 1006: the connection ended without a closing frame.
+            raise ConnectionFailed(f"the stream broke with code {code}", ran="unknown", cause="broken")
         raise ConnectionFailed(f"the stream broke: {message.type.name} {message.data!r:.100}", ran="unknown", cause="broken")
 
     async def aclose(self) -> None:

@@ -77,6 +77,9 @@ class FilesDouble:
     async def open_read(self, path: str) -> OpenedFile:
         with self._typed(path):
             fd = os.open(self._host(path), os.O_RDONLY | os.O_NOFOLLOW)
+        if not stat_module.S_ISREG(os.fstat(fd).st_mode):
+            os.close(fd)
+            raise InvalidArgument(f"{path} is not a regular file", field="path")
         return OpenedFile(fd=fd, stat=self._stat(path, os.fstat(fd)))
 
     async def open_write(self, path: str, *, mode=None, uid=None, gid=None, parents: bool = False) -> OpenedFile:

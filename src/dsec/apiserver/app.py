@@ -13,7 +13,7 @@ from dsec.apiserver.abandon import CancelAbandoned
 from dsec.apiserver.auth import RequireToken
 from dsec.apiserver.contract import EdgeApi
 from dsec.apiserver.failures import answer_error
-from dsec.apiserver.routes import environments, files, node, processes, sandboxes, sessions, streams
+from dsec.apiserver.routes import environments, files, node, processes, sandboxes, sessions, streams, tree
 from dsec.apiserver.wire import WireRequest, WireResponse
 
 __all__ = ["create_app", "create_litestar"]
@@ -26,6 +26,7 @@ ROUTES = [
     *streams.ROUTES,
     *sessions.ROUTES,
     *files.ROUTES,
+    *tree.ROUTES,
     *environments.ROUTES,
 ]
 

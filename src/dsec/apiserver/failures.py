@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import traceback
 from typing import Any
 
 import structlog
@@ -27,7 +28,8 @@ def typed_error(error: Exception) -> tuple[DSecError, int]:
         if error.status_code == 404:
             return NotFound("no such route", field="path", cause="route"), 404
         return InvalidArgument(error.detail, cause=f"http-{error.status_code}"), error.status_code
-    _log.error("request failed", error=type(error).__name__, exc_info=error)
+    # As text: some renderers of exceptions show local variables, and those hold tokens and environments.
+    _log.error("request failed", error=type(error).__name__, traceback="".join(traceback.format_exception(error)))
     return DSecError("the server failed; its log says why", cause=type(error).__name__), 500
 
 

@@ -5,16 +5,16 @@ from __future__ import annotations
 import asyncio
 import errno
 import os
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncGenerator, AsyncIterator
 
 from libdsec.errors import DSecError, QuotaExceeded
 
-__all__ = ["CHUNK_BYTES", "read_pieces", "write_failure", "write_pieces"]
+__all__ = ["CHUNK_BYTES", "read_pieces", "write_all", "write_failure", "write_pieces"]
 
 CHUNK_BYTES = 1 << 20
 
 
-async def read_pieces(fd: int, start: int, end: int | None) -> AsyncIterator[bytes]:
+async def read_pieces(fd: int, start: int, end: int | None) -> AsyncGenerator[bytes, None]:
     """Bytes from `start` to `end`, or to the end of file; the next piece is read while the last is sent.
 
     Raises where the file became shorter than `end`: a body that ends early must not look complete.
@@ -62,13 +62,13 @@ async def write_pieces(fd: int, pieces: AsyncIterator[bytes]) -> int:
             if size >= CHUNK_BYTES:
                 if writing is not None:
                     await writing
-                writing = asyncio.ensure_future(asyncio.to_thread(_write_all, fd, gathered))
+                writing = asyncio.ensure_future(asyncio.to_thread(write_all, fd, gathered))
                 total += size
                 gathered, size = [], 0
         if writing is not None:
             await writing
         if gathered:
-            writing = asyncio.ensure_future(asyncio.to_thread(_write_all, fd, gathered))
+            writing = asyncio.ensure_future(asyncio.to_thread(write_all, fd, gathered))
             total += size
             await writing
     except OSError as error:
@@ -84,12 +84,12 @@ async def write_pieces(fd: int, pieces: AsyncIterator[bytes]) -> int:
     return total
 
 
-def _write_all(fd: int, pieces: list[bytes]) -> None:
-    write: Callable[[int, memoryview], int] = os.write
+def write_all(fd: int, pieces: list[bytes]) -> None:
+    """Write the pieces one after another; blocks."""
     for piece in pieces:
         rest = memoryview(piece)
         while rest:
-            rest = rest[write(fd, rest) :]
+            rest = rest[os.write(fd, rest) :]
 
 
 def write_failure(error: OSError) -> DSecError:

@@ -34,8 +34,11 @@ __all__ = [
 
 MESSAGEPACK = "application/vnd.msgpack"
 JSON = "application/json"
-MAX_BODY_BYTES = 32 << 20
-"""Of a JSON or MessagePack body. Files are streamed and have no limit but the sandbox's disk."""
+MAX_BODY_BYTES = 65 << 20
+"""Of a JSON or MessagePack body: a command's standard input, which may have 64 MiB, and the rest.
+
+Files are streamed and have no limit but the sandbox's disk.
+"""
 
 _MESSAGEPACK_NAMES = (b"application/vnd.msgpack", b"application/x-msgpack", b"application/msgpack")
 _FIELD = re.compile(r" - at `\$\.?([^`]*)`$")

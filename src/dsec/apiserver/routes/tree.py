@@ -1,0 +1,180 @@
+"""Directory trees as tar streams."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import tarfile
+from collections.abc import AsyncGenerator, Coroutine
+from contextlib import aclosing
+from typing import Any, TypeVar, cast
+
+from litestar import get, put
+from litestar.openapi.datastructures import ResponseSpec
+from litestar.params import FromPath
+
+from dsec.apiserver.filedata import read_pieces, write_all, write_failure
+from dsec.apiserver.paths import GuestPath, GuestUser, conversation, raw_query
+from dsec.apiserver.state import edge_of
+from dsec.apiserver.wire import StreamAnswer, WireRequest, body_pieces
+from dsec.backends.protocol import FilesConversation
+from libdsec.errors import Conflict, DSecError, InvalidArgument, NotFound
+from libdsec.schema import FileStat
+from libdsec.threads import PipeReader, in_own_thread
+from libdsec.trees import forget_members
+
+__all__ = ["ROUTES"]
+
+_AT = "/v1/sandboxes/{sandbox_id:str}/files/tree"
+T = TypeVar("T")
+BLOCK_BYTES = 256 << 10
+HEADER_MOST = 1 << 20
+"""Of a member's extended header: longer ones would be taken into memory whole."""
+_TYPES = {"file": tarfile.REGTYPE, "directory": tarfile.DIRTYPE, "symlink": tarfile.SYMTYPE}
+
+
+@get(_AT, tags=["files"], responses={200: ResponseSpec(data_container=bytes, media_type="application/x-tar")})
+async def read_tree(request: WireRequest, sandbox_id: FromPath[str], path: GuestPath, user: GuestUser = None) -> StreamAnswer:
+    """A tar stream of all below a directory, names relative to it. Devices, pipes and sockets are left out."""
+    path = raw_query(request, "path", path)
+    talk = await edge_of(request).files(sandbox_id, user or "")
+    return StreamAnswer(200, _tar(talk, path), length=None, headers=[], media_type=b"application/x-tar")
+
+
+async def _tar(talk: FilesConversation, root: str) -> AsyncGenerator[bytes, None]:
+    try:
+        if (await talk.stat(root, follow=True)).kind != "directory":
+            raise InvalidArgument(f"{root} is not a directory", field="path")
+        prefix = root.rstrip("/") + "/"
+        folders = [root]
+        # One folder's entries at a time: the conversation does nothing else while it lists, and a whole tree's would have no bound.
+        while folders:
+            entries = [entry async for entry in talk.list(folders.pop())]
+            for entry in entries:
+                if not entry.path.startswith(prefix):
+                    raise DSecError(f"the listing of {root} names {entry.path!r:.200}", cause="listing")
+                async for block in _member(talk, entry, entry.path[len(prefix) :]):
+                    yield block
+                if entry.kind == "directory":
+                    folders.append(entry.path)
+        yield bytes(2 * tarfile.BLOCKSIZE)
+    finally:
+        await talk.aclose()
+
+
+async def _member(talk: FilesConversation, entry: FileStat, name: str) -> AsyncGenerator[bytes, None]:
+    kind = _TYPES.get(entry.kind)
+    if kind is None:
+        return
+    header = tarfile.TarInfo(name)
+    header.type = kind
+    header.mode, header.uid, header.gid, header.mtime = entry.mode, entry.uid, entry.gid, entry.mtime
+    header.linkname = entry.target or ""
+    if entry.kind != "file":
+        yield header.tobuf(tarfile.PAX_FORMAT, errors="surrogateescape")
+        return
+    try:
+        opened = await talk.open_read(entry.path)
+    except (NotFound, InvalidArgument):
+        # Gone, or become something else, since it was listed.
+        return
+    try:
+        header.size = opened.stat.size
+        yield header.tobuf(tarfile.PAX_FORMAT, errors="surrogateescape")
+        async with aclosing(read_pieces(opened.fd, 0, header.size)) as pieces:
+            async for piece in pieces:
+                yield piece
+        yield bytes(-header.size % tarfile.BLOCKSIZE)
+    finally:
+        os.close(opened.fd)
+
+
+@put(_AT, tags=["files"], status_code=204)
+async def write_tree(request: WireRequest, sandbox_id: FromPath[str], path: GuestPath, user: GuestUser = None) -> None:
+    """Unpack a tar stream into a directory, made if it is not there.
+
+    Each file is replaced whole; links are written, never followed outside.
+    """
+    path = raw_query(request, "path", path)
+    async with conversation(request, sandbox_id, user) as talk:
+        await talk.mkdir(path, parents=True)
+        pipe = _BoundedReader()
+        working = in_own_thread(_Unpacking(talk, path, pipe).run)
+        try:
+            await pipe.feed(body_pieces(request))
+        finally:
+            await asyncio.wait([working])
+            failure = working.exception()
+        if failure is not None:
+            raise failure
+
+
+class _BoundedReader(PipeReader):
+    """Refuses to gather more than a header may have: file data is read in blocks far smaller."""
+
+    def read(self, size: int) -> bytes:
+        if size > HEADER_MOST + BLOCK_BYTES:
+            raise InvalidArgument(f"a header of the archive has {size} bytes", field="body")
+        return super().read(size)
+
+
+class _Unpacking:
+    """The thread's side: tarfile reads, the loop's conversation writes."""
+
+    def __init__(self, talk: FilesConversation, root: str, pipe: PipeReader) -> None:
+        self._talk = talk
+        self._root = root.rstrip("/")
+        self._pipe = pipe
+        self._loop = asyncio.get_running_loop()
+
+    def run(self) -> None:
+        try:
+            with tarfile.open(fileobj=cast("Any", self._pipe), mode="r|", bufsize=BLOCK_BYTES, errors="surrogateescape") as archive:
+                for member in archive:
+                    self._add(archive, member)
+                    forget_members(archive)
+        except tarfile.TarError as error:
+            raise InvalidArgument(f"the body is no complete tar archive: {error}", field="body") from error
+        finally:
+            self._pipe.stop()
+
+    def _add(self, archive: tarfile.TarFile, member: tarfile.TarInfo) -> None:
+        parts = [part for part in member.name.split("/") if part not in ("", ".")]
+        if ".." in parts:
+            raise InvalidArgument(f"the archive has a member {member.name!r:.200}", field="body")
+        if not parts:
+            return
+        path = "/".join((self._root, *parts))
+        if member.isdir():
+            self._do(self._talk.mkdir(path, mode=member.mode & 0o7777, parents=True))
+        elif member.issym():
+            self._do(self._symlink(member.linkname, path))
+        elif member.isreg():
+            self._write(archive, member, path)
+
+    def _do(self, work: Coroutine[Any, Any, T]) -> T:
+        return asyncio.run_coroutine_threadsafe(work, self._loop).result()
+
+    async def _symlink(self, target: str, path: str) -> None:
+        try:
+            await self._talk.symlink(target, path)
+        except Conflict:
+            await self._talk.remove(path)
+            await self._talk.symlink(target, path)
+
+    def _write(self, archive: tarfile.TarFile, member: tarfile.TarInfo, path: str) -> None:
+        source = archive.extractfile(member)
+        assert source is not None, "a regular member has data"
+        opened = self._do(self._talk.open_write(path, mode=member.mode & 0o7777, parents=True))
+        try:
+            while piece := source.read(BLOCK_BYTES):
+                write_all(opened.fd, [piece])
+        except BaseException as error:
+            self._do(self._talk.abort(opened))
+            raise write_failure(error) if isinstance(error, OSError) else error from error
+        finally:
+            os.close(opened.fd)
+        self._do(self._talk.commit(opened, path))
+
+
+ROUTES = [read_tree, write_tree]

@@ -1,0 +1,204 @@
+"""Files through the SDK: bodies both ways, names, and what is left after failures."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import stat
+
+import aiohttp
+import pytest
+from files_double import FilesDouble
+from polling import until
+
+from libdsec import Conflict, DSecClient, DSecContainerRunArgs, InvalidArgument, NotFound
+
+
+@pytest.fixture
+async def sandbox(served):
+    async with DSecClient(served.url) as client:
+        async with await client.run_container(DSecContainerRunArgs(container_image="debian")) as made:
+            yield made
+
+
+@pytest.fixture
+def root(served):
+    return served.edge.root
+
+
+@pytest.fixture(autouse=True)
+def all_conversations_end(request):
+    before = FilesDouble.opened
+    yield
+    assert FilesDouble.opened == before
+
+
+async def test_what_is_written_is_read(sandbox, root):
+    data = os.urandom(3_000_001)
+    shown = await sandbox.files.write("/a", data, mode=0o640)
+    assert (shown.size, shown.mode, shown.kind) == (len(data), 0o640, "file")
+    assert await sandbox.files.read("/a") == data
+    assert await sandbox.files.read("/a", start=1_000_000, length=5) == data[1_000_000:1_000_005]
+    assert await sandbox.files.read("/a", start=len(data) - 3) == data[-3:]
+    assert (root / "a").read_bytes() == data
+
+
+async def test_text_iterators_and_open_files_are_written(sandbox, tmp_path):
+    async def pieces():
+        yield b"one "
+        yield b"two"
+
+    await sandbox.files.write("/text", "grün\n")
+    assert await sandbox.files.read_text("/text") == "grün\n"
+    await sandbox.files.write("/pieces", pieces())
+    assert await sandbox.files.read("/pieces") == b"one two"
+    (tmp_path / "local").write_bytes(b"x" * 700_000)
+    await sandbox.files.upload(tmp_path / "local", "/deep/er/up", parents=True)
+    assert await sandbox.files.download("/deep/er/up", tmp_path / "back") == 700_000
+    assert (tmp_path / "back").read_bytes() == b"x" * 700_000
+
+
+async def test_an_empty_file_is_a_file(sandbox):
+    assert (await sandbox.files.write("/empty", b"")).size == 0
+    assert await sandbox.files.read("/empty") == b""
+
+
+async def test_names_that_are_not_utf8_survive(sandbox, root):
+    name = os.fsdecode(b"/caf\xe9 %20+&?#\n")
+    await sandbox.files.write(name, b"data")
+    assert os.listdir(os.fsencode(root)) == [b"caf\xe9 %20+&?#\n"]
+    (entry,) = await sandbox.files.list("/")
+    assert entry.path == name
+    assert (await sandbox.files.stat(name)).path == name
+    assert await sandbox.files.read(name) == b"data"
+    await sandbox.files.remove(name)
+    assert await sandbox.files.list("/") == []
+
+
+async def test_directories_moves_links_and_attributes(sandbox, root):
+    files = sandbox.files
+    await files.mkdir("/d/e", parents=True)
+    await files.write("/d/f", b"1")
+    await files.move("/d/f", "/d/e/g")
+    await files.write("/d/h", b"2")
+    with pytest.raises(Conflict):
+        await files.move("/d/h", "/d/e/g")
+    await files.move("/d/h", "/d/e/g", overwrite=True)
+    await files.symlink("/nowhere/at all", "/d/link")
+    await files.set_attributes("/d/e/g", mode=0o600, mtime=1234.5)
+    found = {each.path: each for each in await files.list("/d", recursive=True)}
+    assert list(found) == ["/d/e", "/d/e/g", "/d/link"]
+    assert (found["/d/e/g"].mode, found["/d/e/g"].mtime) == (0o600, 1234.5)
+    assert found["/d/link"].target == "/nowhere/at all"
+    await files.remove("/d", recursive=True)
+    with pytest.raises(NotFound):
+        await files.stat("/d")
+
+
+@pytest.mark.parametrize(
+    ("field", "call"),
+    [
+        ("path", lambda files: files.read("relative")),
+        ("path", lambda files: files.write("/nul\0byte", b"")),
+        ("mode", lambda files: files.write("/x", b"", mode=0o77777)),
+        ("owner", lambda files: files.write("/x", b"", owner="root")),
+        ("path", lambda files: files.read("/")),
+    ],
+)
+async def test_bad_arguments_are_named(sandbox, root, field, call):
+    with pytest.raises(InvalidArgument) as caught:
+        await call(sandbox.files)
+    assert caught.value.field == field
+    assert list(root.iterdir()) == []
+
+
+async def test_an_upload_cut_off_leaves_the_old_file(served, sandbox, root):
+    await sandbox.files.write("/kept", b"old")
+    _, writer = await asyncio.open_unix_connection(str(served.path))
+    head = f"PUT /v1/sandboxes/{sandbox.sandbox_id}/files?path=/kept HTTP/1.1\r\nhost: x\r\ncontent-length: 9000000\r\n\r\n"
+    writer.write(head.encode() + b"n" * 5_000_000)
+    await writer.drain()
+    await until(lambda: len(list(root.iterdir())) == 2)
+    writer.close()
+    await until(lambda: len(list(root.iterdir())) == 1)
+    assert (root / "kept").read_bytes() == b"old"
+
+
+async def test_an_iterator_that_fails_leaves_nothing(sandbox, root):
+    async def broken():
+        yield b"x" * 100_000
+        raise ZeroDivisionError
+
+    with pytest.raises(Exception):  # noqa: B017, PT011  (aiohttp decides what wraps it)
+        await sandbox.files.write("/new", broken())
+    await until(lambda: not list(root.iterdir()))
+
+
+async def test_a_range_is_honoured_and_one_beyond_is_refused(served, sandbox):
+    await sandbox.files.write("/r", b"0123456789")
+    url = f"http://x/v1/sandboxes/{sandbox.sandbox_id}/files?path=/r"
+    async with aiohttp.ClientSession(connector=aiohttp.UnixConnector(str(served.path))) as session:
+        async with session.get(url, headers={"Range": "bytes=-3"}) as answer:
+            assert (answer.status, await answer.read(), answer.headers["content-range"]) == (206, b"789", "bytes 7-9/10")
+        async with session.get(url, headers={"Range": "bytes=0-1,4-5"}) as answer:
+            assert (answer.status, await answer.read()) == (200, b"0123456789")
+        async with session.get(url, headers={"Range": "bytes=10-"}) as answer:
+            assert answer.status == 400
+            assert (await answer.json())["error"]["field"] == "range"
+
+
+async def test_trees_go_both_ways(sandbox, root, tmp_path):
+    source = tmp_path / "source"
+    (source / "sub" / "empty").mkdir(parents=True)
+    (source / "sub" / "tool").write_bytes(b"#!/bin/sh\n")
+    (source / "sub" / "tool").chmod(0o755)
+    (source / ".hidden").write_bytes(b"h" * 1_000_000)
+    (source / "abs").symlink_to("/etc/passwd")
+    await sandbox.files.upload_tree(source, "/work")
+    assert (root / "work/.hidden").read_bytes() == b"h" * 1_000_000
+    assert os.readlink(root / "work/abs") == "/etc/passwd"
+    await sandbox.files.upload_tree(source, "/work")
+    target = tmp_path / "target"
+    await sandbox.files.download_tree("/work", target)
+    assert sorted(str(each.relative_to(target)) for each in target.rglob("*")) == [".hidden", "abs", "sub", "sub/empty", "sub/tool"]
+    assert stat.S_IMODE((target / "sub/tool").stat().st_mode) == 0o755
+    assert os.readlink(target / "abs") == "/etc/passwd"
+    with pytest.raises(InvalidArgument):
+        await sandbox.files.download_tree("/work/.hidden", target)
+
+
+async def test_an_archive_cannot_leave_its_folder(served, sandbox, root):
+    import io
+    import tarfile
+
+    body = io.BytesIO()
+    with tarfile.open(fileobj=body, mode="w") as archive:
+        member = tarfile.TarInfo("../escaped")
+        archive.addfile(member)
+    url = f"http://x/v1/sandboxes/{sandbox.sandbox_id}/files/tree?path=/in"
+    async with aiohttp.ClientSession(connector=aiohttp.UnixConnector(str(served.path))) as session:
+        async with session.put(url, data=body.getvalue()) as answer:
+            assert answer.status == 400
+        async with session.put(url, data=b"x" * 2048) as answer:
+            assert answer.status == 400
+    assert [each.name for each in root.iterdir()] == ["in"]
+
+
+async def test_watch_tells_new_names(sandbox):
+    async with asyncio.timeout(5):
+        watching = sandbox.files.watch("/")
+        first = asyncio.ensure_future(anext(watching))
+        while not first.done():
+            await sandbox.files.write("/new", b"")
+            await sandbox.files.remove("/new")
+            await asyncio.sleep(0.02)
+            if not first.done():
+                await sandbox.files.write("/other", b"")
+                await asyncio.wait([first], timeout=0.1)
+                if not first.done():
+                    await sandbox.files.remove("/other")
+        mask, name = first.result()
+        assert (mask, name) in ((0x100, "other"), (0x100, "new"))
+        await watching.aclose()
+    with pytest.raises(NotFound):
+        await anext(sandbox.files.watch("/gone"))
