@@ -222,13 +222,17 @@ class ScratchStore:
 
     def list(self) -> set[str]:
         """Ids of all sandboxes that have a folder."""
-        fd = self._open_fd()
+        # opened anew: btrfs shows an open folder as it was when it was opened
+        fd = os.open(".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=self._open_fd())
         names = set()
-        for name in os.listdir(fd):
-            with contextlib.suppress(FileNotFoundError):
-                found = os.stat(name, dir_fd=fd, follow_symlinks=False)
-                if stat.S_ISDIR(found.st_mode) and (not self._capabilities.snapshot or found.st_ino == btrfs.ROOT_INODE):
-                    names.add(name)
+        try:
+            for name in os.listdir(fd):
+                with contextlib.suppress(FileNotFoundError):
+                    found = os.stat(name, dir_fd=fd, follow_symlinks=False)
+                    if stat.S_ISDIR(found.st_mode) and (not self._capabilities.snapshot or found.st_ino == btrfs.ROOT_INODE):
+                        names.add(name)
+        finally:
+            os.close(fd)
         return names
 
     def _open_fd(self) -> int:
