@@ -35,6 +35,11 @@ def write_until_refused(path, most):
     return most, None
 
 
+def make_folders(path, count):
+    for number in range(count):
+        (path / str(number)).mkdir()
+
+
 def quota_groups(scratch):
     fd = os.open(scratch.path, os.O_RDONLY)
     try:
@@ -71,8 +76,7 @@ def test_past_its_limit_a_sandbox_gets_edquot_and_its_neighbour_does_not(scratch
     assert (why, 12 <= written <= 16) == (errno.EDQUOT, True)
     assert write_until_refused(big / "upper/file", 40) == (40, None)
     with pytest.raises(OSError, match="quota"):
-        for number in range(100_000):
-            (small / f"upper/{number}").mkdir()
+        make_folders(small / "upper", 100_000)
 
 
 def test_removing_files_makes_room_again(scratch):
@@ -236,15 +240,11 @@ def test_a_full_scratch_store_is_a_typed_error(state_run):
         first = scratch.create("sb-1", None)
         written, why = write_until_refused(first / "upper/file", 200)
         assert (why, 50 < written < 128) == (errno.ENOSPC, True)
-        try:
-            for number in range(20_000):
-                scratch.create(f"more-{number}", None)
-        except QuotaExceeded as error:
-            assert (error.cause, error.ran) == ("disk", "not-run")
-        else:
-            pytest.fail("it never filled up")
-        last = f"more-{number}"
-        assert last not in scratch.list()
+        made = []
+        with pytest.raises(QuotaExceeded) as caught:
+            made.extend(scratch.create(f"more-{number}", None).name for number in range(20_000))
+        assert (caught.value.cause, caught.value.ran) == ("disk", "not-run")
+        assert scratch.list() == {"sb-1", *made}
         scratch.destroy("sb-1")
     finally:
         scratch.close(unmount=True)
