@@ -120,11 +120,13 @@ static void child_begin(struct aether *a, int *conn, int *ctl) {
         low = *ctl;
         high = *conn;
     }
-    if (low > a->floor)
-        close_range((unsigned)a->floor, (unsigned)low - 1, 0);
-    if (high > low + 1)
-        close_range((unsigned)low + 1, (unsigned)high - 1, 0);
-    close_range((unsigned)high + 1, ~0U, 0);
+    /* The two given may lie below the floor, in a gap. */
+    int spans[][2] = {{a->floor, low - 1}, {low + 1, high - 1}, {high + 1, INT32_MAX}};
+    for (size_t i = 0; i < sizeof spans / sizeof *spans; i++) {
+        int from = spans[i][0] > a->floor ? spans[i][0] : a->floor;
+        if (from <= spans[i][1])
+            close_range((unsigned)from, (unsigned)spans[i][1], 0);
+    }
     sigset_t none;
     sigemptyset(&none);
     sigprocmask(SIG_SETMASK, &none, NULL);
@@ -443,6 +445,20 @@ static void serve(struct aether *a) {
     }
 }
 
+/* One above the highest descriptor that every child needs: the lowest free one would do only if there were no gaps below. */
+static int floor_of(const struct aether *a) {
+    const struct sandbox *s = &a->s;
+    const int kept[] = {s->host->root, s->host->proc, s->host->empty_ns, s->init_pidfd, s->userns, s->root, s->devpts, s->meminfo, s->cgroups, s->oom};
+    int highest = a->children.fd > a->epoll ? a->children.fd : a->epoll;
+    for (size_t i = 0; i < sizeof kept / sizeof *kept; i++)
+        if (kept[i] > highest)
+            highest = kept[i];
+    for (int i = 0; i < s->join_count; i++)
+        if (s->joins[i] > highest)
+            highest = s->joins[i];
+    return highest + 1;
+}
+
 _Noreturn void aether_main(const struct host *h, struct frame *launch, int birth) {
     static struct aether a;
     struct trouble t = {0};
@@ -467,8 +483,7 @@ _Noreturn void aether_main(const struct host *h, struct frame *launch, int birth
     a.listener = (struct node){.what = LISTENER, .fd = a.s.listener};
     watch(&a, &a.listener, EPOLLIN);
     watch(&a, &a.children, EPOLLIN);
-    a.floor = fcntl(a.epoll, F_DUPFD_CLOEXEC, 0);
-    close(a.floor);
+    a.floor = floor_of(&a);
     node_add(&a, &a.watchers, WATCHER, birth, EPOLLIN);
     ready_frame(&a, &o);
     if (send_out(birth, &o, -1) < 0)
