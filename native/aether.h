@@ -12,7 +12,7 @@
 struct host {
     int root;       /* O_PATH of / */
     int proc;       /* O_PATH of /proc */
-    int empty_ns;   /* a mount namespace with only an empty tmpfs */
+    int empty_ns;   /* a mount namespace with only a tmpfs of empty mount points */
     char *cpuinfo;  /* /proc/cpuinfo as read at start */
     char *argv_at;  /* where the kernel reads the command line from */
     size_t argv_len;

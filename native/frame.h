@@ -130,6 +130,7 @@ enum tag {
     T_MEMORY_BYTES = 121,
     T_MEMORY_USAGE_FILE = 122,
     T_SESSION_LIMIT = 125,
+    T_SYS_SHOWN = 126,
 };
 
 struct frame {

@@ -26,6 +26,8 @@
 
 #include <linux/securebits.h>
 
+#define CLOSED (MOUNT_ATTR_RDONLY | MOUNT_ATTR_NOSUID | MOUNT_ATTR_NODEV | MOUNT_ATTR_NOEXEC)
+
 struct option {
     const char *key, *value;
 };
@@ -211,6 +213,21 @@ static int file_make(int dir, const char *name, int mode, const void *content, s
     return fd;
 }
 
+static int folders_make(int dir, const char *path) {
+    char part[512];
+    for (const char *slash = strchr(path, '/');; slash = strchr(slash + 1, '/')) {
+        size_t n = slash ? (size_t)(slash - path) : strlen(path);
+        if (n >= sizeof part)
+            return -1;
+        memcpy(part, path, n);
+        part[n] = 0;
+        if (mkdirat(dir, part, 0755) < 0 && errno != EEXIST)
+            return -1;
+        if (!slash)
+            return 0;
+    }
+}
+
 /* The first n processors of /proc/cpuinfo. */
 static size_t cpuinfo_cut(const char *all, int64_t n) {
     const char *at = all;
@@ -258,7 +275,11 @@ int faces_make(struct sandbox *s, struct trouble *t) {
     if (dir < 0)
         return fail(t, "internal", NULL, -1, "cannot mount a tmpfs");
     char name[32], online[32];
-    int bad = mkdirat(dir, "empty", 0755);
+    int bad = mkdirat(dir, "empty", 0755) | mkdirat(dir, "sys", 0755) | folders_make(dir, "sys/fs/cgroup");
+    for (int i = 0; i < s->spec.sys_shown.count; i++) {
+        char path[512];
+        bad |= snprintf(path, sizeof path, "sys/%s", s->spec.sys_shown.items[i]) >= (int)sizeof path || folders_make(dir, path) < 0;
+    }
     if (s->spec.cpus > 0) {
         int n = s->spec.cpus > 1 ? snprintf(online, sizeof online, "0-%lld\n", (long long)s->spec.cpus - 1) : snprintf(online, sizeof online, "0\n");
         int a = file_make(dir, "online", 0444, online, (size_t)n);
@@ -305,24 +326,16 @@ static int attach_in_root(int mount, int root, const char *path) {
     return rc;
 }
 
-/* source (in dir) bound read-only over path in root; 1 if the path is not there. */
+/* source (in dir) bound over path in root with these attributes; 1 if the path is not there. Descriptors are closed with all others at the end. */
 static int bind_over(int dir, const char *source, int root, const char *path, uint64_t attributes) {
     int at = open_in_root(root, path, O_PATH, 0);
     if (at < 0)
         return errno == ENOENT || errno == ENOTDIR ? 1 : -1;
     int fd = open_tree(dir, source, OPEN_TREE_CLONE | OPEN_TREE_CLOEXEC | AT_SYMLINK_NOFOLLOW);
-    int rc = -1;
-    if (fd >= 0) {
-        struct mount_attr attr = {.attr_set = attributes};
-        if (mount_setattr(fd, "", AT_EMPTY_PATH, &attr, sizeof attr) == 0)
-            rc = move_mount(fd, "", at, "", MOVE_MOUNT_F_EMPTY_PATH | MOVE_MOUNT_T_EMPTY_PATH);
-    }
-    int error = errno;
-    if (fd >= 0)
-        close(fd);
-    close(at);
-    errno = error;
-    return rc;
+    struct mount_attr attr = {.attr_set = attributes};
+    if (fd < 0 || (attributes && mount_setattr(fd, "", AT_EMPTY_PATH, &attr, sizeof attr) < 0))
+        return -1;
+    return move_mount(fd, "", at, "", MOVE_MOUNT_F_EMPTY_PATH | MOVE_MOUNT_T_EMPTY_PATH);
 }
 
 static int dev_make(const struct sandbox *s, int *devpts) {
@@ -356,50 +369,58 @@ static int dev_make(const struct sandbox *s, int *devpts) {
     int shm = mount_new("tmpfs", shm_options, MOUNT_ATTR_NOSUID | MOUNT_ATTR_NODEV | MOUNT_ATTR_NOEXEC);
     if (pts < 0 || shm < 0 || attach(pts, dev, "pts") < 0 || attach(shm, dev, "shm") < 0)
         return -1;
-    close(shm);
-    close(dev);
-    close(root);
     *devpts = pts;
     return 0;
 }
 
+/* A folder is hidden by /empty, all else by /null: both are prepared with their attributes, which copies of them keep. */
+static int mask_over(int root, const char *path) {
+    struct stat st;
+    int at = open_in_root(root, path, O_PATH | O_NOFOLLOW, 0);
+    if (at < 0 || fstat(at, &st) < 0)
+        return 0;
+    int fd = open_tree(AT_FDCWD, S_ISDIR(st.st_mode) ? "/empty" : "/null", OPEN_TREE_CLONE | OPEN_TREE_CLOEXEC);
+    return fd < 0 ? -1 : move_mount(fd, "", at, "", MOVE_MOUNT_F_EMPTY_PATH | MOVE_MOUNT_T_EMPTY_PATH);
+}
+
 static int walls_make(const struct sandbox *s, int root, struct trouble *t) {
-    const uint64_t closed = MOUNT_ATTR_RDONLY | MOUNT_ATTR_NOSUID | MOUNT_ATTR_NODEV | MOUNT_ATTR_NOEXEC;
+    if (bind_over(AT_FDCWD, "/faces/empty", AT_FDCWD, "/empty", CLOSED) || bind_over(AT_FDCWD, "/root/dev/null", AT_FDCWD, "/null", CLOSED & ~MOUNT_ATTR_NODEV))
+        return fail(t, "internal", NULL, -1, "cannot prepare the masks");
     for (int i = 0; i < s->spec.readonly.count; i++) {
         const char *path = s->spec.readonly.items[i];
         while (*path == '/')
             path++;
-        if (bind_over(root, path, root, path, closed) < 0)
+        if (bind_over(root, path, root, path, CLOSED) < 0)
             return fail(t, "internal", NULL, -1, "cannot make /%s read-only", path);
     }
-    for (int i = 0; i < s->spec.masks.count; i++) {
-        const char *path = s->spec.masks.items[i];
-        struct stat st;
-        int at = open_in_root(root, path, O_PATH | O_NOFOLLOW, 0);
-        if (at < 0)
-            continue;
-        int rc = fstat(at, &st);
-        close(at);
-        if (rc == 0 && S_ISDIR(st.st_mode))
-            rc = bind_over(AT_FDCWD, "/faces/empty", root, path, closed);
-        else if (rc == 0)
-            rc = bind_over(AT_FDCWD, "/root/dev/null", root, path, MOUNT_ATTR_RDONLY | MOUNT_ATTR_NOSUID | MOUNT_ATTR_NOEXEC);
-        if (rc < 0)
-            return fail(t, "internal", NULL, -1, "cannot mask %s", path);
+    for (int i = 0; i < s->spec.masks.count; i++)
+        if (mask_over(root, s->spec.masks.items[i]) < 0)
+            return fail(t, "internal", NULL, -1, "cannot mask %s", s->spec.masks.items[i]);
+    return 0;
+}
+
+/* /sys is a skeleton of ours that shows the parts that were asked for, read-only, rather than a sysfs with holes in it. */
+static int sys_show(const struct sandbox *s, int root, struct trouble *t) {
+    char from[512], to[512];
+    int sys = mount_new("sysfs", NULL, CLOSED);
+    if (sys < 0 || attach(sys, AT_FDCWD, "/sys") < 0 || bind_over(AT_FDCWD, "/faces/sys", root, "sys", CLOSED) < 0)
+        return fail(t, "internal", "environment", -1, "cannot make /sys");
+    for (int i = 0; i < s->spec.sys_shown.count; i++) {
+        const char *path = s->spec.sys_shown.items[i];
+        snprintf(from, sizeof from, "/sys/%s", path);
+        snprintf(to, sizeof to, "sys/%s", path);
+        if (access(from, F_OK) == 0 && bind_over(AT_FDCWD, from, root, to, CLOSED) < 0)
+            return fail(t, "internal", NULL, -1, "cannot show %s", from);
     }
     return 0;
 }
 
 static int faces_bind(const struct sandbox *s, int root, struct trouble *t) {
-    const uint64_t closed = MOUNT_ATTR_RDONLY | MOUNT_ATTR_NOSUID | MOUNT_ATTR_NODEV | MOUNT_ATTR_NOEXEC;
     static const struct option shown[] = {
         {"/faces/cpuinfo", "proc/cpuinfo"}, {"/faces/online", "sys/devices/system/cpu/online"}, {"/faces/meminfo", "proc/meminfo"}};
-    for (size_t i = 0; i < sizeof shown / sizeof *shown; i++) {
-        if (access(shown[i].key, F_OK) < 0)
-            continue;
-        if (bind_over(AT_FDCWD, shown[i].key, root, shown[i].value, closed) < 0)
+    for (size_t i = 0; i < sizeof shown / sizeof *shown; i++)
+        if (access(shown[i].key, F_OK) == 0 && bind_over(AT_FDCWD, shown[i].key, root, shown[i].value, CLOSED) < 0)
             return fail(t, "internal", NULL, -1, "cannot show %s", shown[i].value);
-    }
     char name[40];
     for (int i = 0; i < s->spec.files.count; i++) {
         snprintf(name, sizeof name, "/faces/f%d", i);
@@ -416,32 +437,29 @@ static int pivot(int root) {
 }
 
 int root_assemble(const struct sandbox *s, int overlay, int faces, int *devpts, struct trouble *t) {
-    const unsigned closed = MOUNT_ATTR_NOSUID | MOUNT_ATTR_NODEV | MOUNT_ATTR_NOEXEC;
     if (attach(overlay, AT_FDCWD, "/root") < 0 || attach(faces, AT_FDCWD, "/faces") < 0)
         return fail(t, "internal", NULL, -1, "cannot attach the overlay");
     int root = open("/root", O_PATH | O_DIRECTORY | O_CLOEXEC);
-    int proc = mount_new("proc", NULL, closed);
-    int sys = mount_new("sysfs", NULL, closed | MOUNT_ATTR_RDONLY);
-    if (root < 0 || proc < 0 || sys < 0)
-        return fail(t, "internal", NULL, -1, "cannot mount proc or sysfs");
+    int proc = mount_new("proc", NULL, CLOSED & ~MOUNT_ATTR_RDONLY);
+    if (root < 0 || proc < 0)
+        return fail(t, "internal", NULL, -1, "cannot mount proc");
     prctl(PR_SET_SECUREBITS, SECBIT_NO_SETUID_FIXUP);
     umask(0);
     setfsgid((gid_t)s->spec.uid_base);
     setfsuid((uid_t)s->spec.uid_base);
-    if (attach_in_root(proc, root, "proc") < 0 || attach_in_root(sys, root, "sys") < 0)
-        return fail(t, "internal", "environment", -1, "the image's /proc or /sys is not a folder");
+    if (attach_in_root(proc, root, "proc") < 0)
+        return fail(t, "internal", "environment", -1, "the image's /proc is not a folder");
+    if (mkdirat(root, "sys", 0755) < 0 && errno != EEXIST)
+        return fail(t, "internal", "environment", -1, "cannot make /sys");
     if (dev_make(s, devpts) < 0)
         return fail(t, "internal", "environment", -1, "cannot make /dev");
     if (mkdirat(root, "tmp", 01777) < 0 && errno != EEXIST)
         return fail(t, "internal", "environment", -1, "cannot make /tmp");
     setfsuid(0);
     setfsgid(0);
-    if (walls_make(s, root, t) < 0 || faces_bind(s, root, t) < 0)
+    if (sys_show(s, root, t) < 0 || walls_make(s, root, t) < 0 || faces_bind(s, root, t) < 0)
         return -1;
     if (pivot(root) < 0)
         return fail(t, "internal", NULL, -1, "cannot pivot into the root");
-    close(root);
-    close(proc);
-    close(sys);
     return 0;
 }

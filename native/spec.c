@@ -92,6 +92,7 @@ static struct list *list_slot(struct spec *s, int tag) {
     case T_MASK: return &s->masks;
     case T_READONLY: return &s->readonly;
     case T_ENV: return &s->env;
+    case T_SYS_SHOWN: return &s->sys_shown;
     default: return NULL;
     }
 }

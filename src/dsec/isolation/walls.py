@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-__all__ = ["CAPABILITIES", "MASKED", "READ_ONLY", "capability_mask", "sysctls"]
+__all__ = ["CAPABILITIES", "MASKED", "READ_ONLY", "SYS_SHOWN", "capability_mask", "sysctls"]
 
 CAPABILITIES: Final[dict[str, int]] = {
     "CHOWN": 0,
@@ -58,19 +58,10 @@ MASKED: Final = (
     "/proc/mdstat",
     "/proc/fs",
     "/proc/driver",
-    "/sys/firmware",
-    "/sys/kernel",
-    "/sys/module",
-    "/sys/hypervisor",
-    "/sys/block",
-    "/sys/dev",
-    "/sys/bus",
-    "/sys/power",
-    "/sys/class",
-    "/sys/devices/virtual",
-    "/sys/devices/pci0000:00",
-    "/sys/fs",
 )
+
+SYS_SHOWN: Final = ("devices/system/cpu", "devices/system/node", "kernel/mm")
+"""Below /sys. Nothing else of it is there: what programs look up is the processors and the page sizes."""
 
 READ_ONLY: Final = ("/proc/bus", "/proc/irq", "/proc/sys", "/proc/sysrq-trigger", "/proc/mtrr")
 

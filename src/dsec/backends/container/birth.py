@@ -12,7 +12,7 @@ from dsec.backends.container import wire
 from dsec.backends.container.frames import FieldValue, encode_fields
 from dsec.backends.protocol import SandboxSpec
 from dsec.isolation.seccomp import host_filter
-from dsec.isolation.walls import MASKED, READ_ONLY, capability_mask, sysctls
+from dsec.isolation.walls import MASKED, READ_ONLY, SYS_SHOWN, capability_mask, sysctls
 from dsec.resources.plan import CgroupPlan, Limits
 from dsec.resources.uid_ranges import RANGE_IDS, range_base
 
@@ -44,6 +44,7 @@ def _walls() -> bytes:
     fields: list[tuple[int, FieldValue]] = [(wire.T_CAPS, capability_mask()), (wire.T_SECCOMP, host_filter())]
     fields += [(wire.T_MASK, path) for path in MASKED]
     fields += [(wire.T_READONLY, path) for path in READ_ONLY]
+    fields += [(wire.T_SYS_SHOWN, path) for path in SYS_SHOWN]
     return encode_fields(fields)
 
 
