@@ -3,6 +3,7 @@
 #define DSEC_AETHER_H
 
 #include "spec.h"
+#include "users.h"
 
 #include <sys/types.h>
 
@@ -66,12 +67,6 @@ void sandbox_undo(struct sandbox *s);
 _Noreturn void aether_main(const struct host *h, struct frame *launch, int birth);
 
 /* enter.c */
-struct user {
-    int64_t uid, gid;
-    gid_t groups[64];
-    int group_count;
-    char name[64], home[256], shell[128];
-};
 int user_find(const struct sandbox *s, const char *name, struct user *u, struct trouble *t);
 /* In a process of ours that becomes the sandbox's: its namespaces but the pid one, its user, its capabilities. */
 int enter_sandbox(const struct sandbox *s, const struct user *u, bool filter, struct trouble *t);
