@@ -49,11 +49,8 @@ class Daemon:
     async def start(self, deadline_s: float = 30) -> None:
         """Returns when the socket answers. RuntimeError with the end of its log if it does not come up."""
         self.state.mkdir(exist_ok=True)
-        link = self.state / "store"
-        if not link.exists():
-            link.symlink_to(self.store)
         environment = os.environ | {"DSEC_RUN": str(self.run), "DSEC_STATE": str(self.state)}
-        argv = [sys.executable, "-c", _UP, "up", "--state", str(self.state), "--run", str(self.run)]
+        argv = [sys.executable, "-c", _UP, "up", "--rm", "--state", str(self.state), "--run", str(self.run), "--store", str(self.store)]
         with self.log.open("ab") as log:
             self._process = subprocess.Popen(
                 argv, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=environment, start_new_session=True

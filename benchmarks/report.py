@@ -29,8 +29,8 @@ def rows(document: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
         if any(name in value for name in ("p50_ms", "per_s", "mb_per_s", "failures")):
             yield path, value
         for name, below in value.items():
-            if name != "budgets":
-                yield from walk(f"{path} {name}".strip(), below)
+            if name != "phases":
+                yield from walk(f"{path} {name}", below)
 
     for name, value in document.items():
         if name == "peers":
@@ -41,37 +41,55 @@ def rows(document: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
 
 
 def _measures(document: dict[str, Any]) -> Table:
-    table = Table(title=f"{document['benchmark']}: {document['command']}", title_justify="left", expand=False)
-    table.add_column("what")
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    table.add_column("")
     for name in MEASURES:
         table.add_column(name, justify="right")
     for name, value in rows(document):
-        if "absent" in value:
-            table.add_row(name, f"[dim]{value['absent']}[/dim]")
-        else:
-            table.add_row(name, *(f"{value[measure]:,}" if measure in value else "" for measure in MEASURES))
+        if "absent" not in value:
+            table.add_row(name.replace("_", " "), *(f"{value[measure]:,}" if measure in value else "" for measure in MEASURES))
     return table
 
 
+def _remarks(document: dict[str, Any]) -> Iterator[str]:
+    """What is no row of figures: phases of a latency, CPU time, memory, what a peer lacks."""
+    for name, value in document.items():
+        if not name.startswith("dsec"):
+            continue
+        if phases := value.get("phases"):
+            yield f"{name}, p50 of its phases in ms: " + ", ".join(f"{phase} {one['p50_ms']:g}" for phase, one in phases.items())
+        for title in ("cpu_ms_each", "peak_rss_mb", "memory_per_idle_sandbox", "leaked"):
+            if title in value:
+                yield f"{name}, {title.replace('_', ' ')}: " + ", ".join(f"{of} {amount:g}" for of, amount in value[title].items())
+    for name, value in rows(document):
+        if value.get("first_error"):
+            yield f"{name}, first error: {value['first_error']}"
+        if "absent" in value:
+            yield f"{name} is absent: {value['absent']}"
+
+
 def _budgets(document: dict[str, Any]) -> Table:
-    table = Table(title=f"{document['benchmark']}: budgets", title_justify="left", expand=False)
-    for name in ("budget", "limit", "measured", "verdict"):
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for name in ("budget", "limit", "measured", ""):
         table.add_column(name)
     for name, judged in document.get("budgets", {}).items():
         verdict = "[green]met[/green]" if judged["met"] else f"[red]missed by {judged['missed_by']}[/red]"
-        table.add_row(name, judged["budget"], str(judged["measured"]), verdict)
+        table.add_row(name.replace("_", " "), judged["budget"], str(judged["measured"]), verdict)
     return table
 
 
 def print_document(document: dict[str, Any], console: Console | None = None) -> None:
-    """One benchmark as two tables."""
-    console = console or Console()
+    """One benchmark: its command, its figures, remarks, budgets."""
+    console = console or Console(highlight=False)
     host = document["host"]
+    console.print(f"[bold]{document['benchmark']}[/bold]  {document['command']}")
     console.print(
-        f"{host['cpu']}, {document['cpus']} CPUs, {host['memory_mb']} MB, Linux {document['kernel']}, {document['date']}", highlight=False
+        f"[dim]{host['cpu']}, {document['cpus']} CPUs, {host['memory_mb']} MB, Linux {document['kernel']}, {document['date']}[/dim]\n"
     )
-    console.print(_measures(document))
-    console.print(_budgets(document))
+    console.print(_measures(document), "")
+    for remark in _remarks(document):
+        console.print(remark, style="dim", markup=False)
+    console.print("", _budgets(document), "")
 
 
 def main(arguments: list[str]) -> int:
