@@ -2,6 +2,7 @@
 
 from libdsec.client import DSecClient
 from libdsec.errors import (
+    CommandFailed,
     Conflict,
     ConnectionFailed,
     Denied,
@@ -20,6 +21,7 @@ from libdsec.schema import ExecResult, ProcessInfo, SandboxInfo
 from libdsec.timeouts import Timeouts
 
 __all__ = [
+    "CommandFailed",
     "Conflict",
     "ConnectionFailed",
     "DSecClient",

@@ -10,7 +10,8 @@
     |-- SandboxFailed        the sandbox is gone; `cause` says why
     |-- OutcomeUnknown       it may or may not have run; never repeated by itself
     |-- Unsupported          this backend or this host cannot do it; not run
-    `-- ConnectionFailed     the server could not be reached; `ran` says what is known
+    |-- ConnectionFailed     the server could not be reached; `ran` says what is known
+    `-- CommandFailed        raised by ExecResult.check() alone, never by the server; ran
 
 Every error carries `ran`: "not-run", "ran" or "unknown". A nonzero exit of a guest's command is data, not an error.
 """
@@ -20,6 +21,7 @@ from __future__ import annotations
 from typing import Any, ClassVar, Literal
 
 __all__ = [
+    "CommandFailed",
     "Conflict",
     "ConnectionFailed",
     "DSecError",
@@ -149,6 +151,16 @@ class ConnectionFailed(DSecError):
     code = "connection_failed"
     http_status = 502
     default_ran: ClassVar[Ran] = "not-run"
+
+
+class CommandFailed(DSecError):
+    """A command did not exit with 0, and its caller asked by ExecResult.check() that this be an error.
+
+    `details` has the result's numbers.
+    """
+
+    code = "command_failed"
+    default_ran: ClassVar[Ran] = "ran"
 
 
 _BY_CODE: dict[str, type[DSecError]] = {

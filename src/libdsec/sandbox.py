@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from libdsec.api import Api, new_op_id, segment
 from libdsec.errors import InvalidArgument, NotFound
 from libdsec.files import Files
+from libdsec.ports import PortHttp, TcpConnection
 from libdsec.process import Process
 from libdsec.schema import (
     DEFAULT_OUTPUT_LIMIT_BYTES,
@@ -195,6 +196,14 @@ class Sandbox:
             if info.session_id == session_id:
                 return Session(self._api, self._path, info)
         raise NotFound(f"no open session {session_id}", field="session_id")
+
+    def tcp(self, port: int) -> TcpConnection:
+        """A connection to a port on the sandbox's loopback: `async with sandbox.tcp(8000) as connection`."""
+        return TcpConnection(self._api, f"{self._path}/ports/{port}")
+
+    def http(self, port: int) -> PortHttp:
+        """HTTP to a port on the sandbox's loopback: `await sandbox.http(8000).get("/")`."""
+        return PortHttp(self._api, f"{self._path}/ports/{port}/http")
 
     async def _run(self, request: ExecRequest) -> ExecResult:
         assert request.op_id is not None, "_request gives every command an id"

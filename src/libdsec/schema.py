@@ -10,6 +10,8 @@ from typing import Annotated, Literal
 
 import msgspec
 
+from libdsec.errors import CommandFailed
+
 __all__ = [
     "BatchResult",
     "ContainerRunArgs",
@@ -214,6 +216,41 @@ class ExecResult(msgspec.Struct, kw_only=True):
     started_at: float = 0.0
     replayed: bool = False
     """The answer came from the record; nothing was run."""
+
+    @property
+    def ok(self) -> bool:
+        """It ran to its end and exited with 0."""
+        return self.exit_code == 0 and not self.timed_out
+
+    @property
+    def stdout_text(self) -> str:
+        """stdout as UTF-8, with what is none replaced."""
+        return self.stdout.decode(errors="replace")
+
+    @property
+    def stderr_text(self) -> str:
+        """stderr as UTF-8, with what is none replaced."""
+        return self.stderr.decode(errors="replace")
+
+    def check(self) -> ExecResult:
+        """This result if it is ok; otherwise CommandFailed, with the end of its stderr, or of its stdout, in the message."""
+        if self.ok:
+            return self
+        how = (
+            "timed out"
+            if self.timed_out
+            else f"ended by signal {self.signal}"
+            if self.signal is not None
+            else f"exited with {self.exit_code}"
+        )
+        if self.oom:
+            how += ", out of memory"
+        tail = (self.stderr or self.stdout)[-2000:].decode(errors="replace").strip()
+        raise CommandFailed(
+            f"{self.op_id} {how}" + (f": {tail}" if tail else ""),
+            cause=cause,
+            details={"op_id": self.op_id, "exit_code": self.exit_code, "signal": self.signal},
+        )
 
 
 class ProcessInfo(msgspec.Struct, kw_only=True):

@@ -2,22 +2,29 @@
 
 from __future__ import annotations
 
+from importlib.metadata import PackageNotFoundError, version
+
 from litestar import Litestar
 from litestar.datastructures import State
 from litestar.openapi import OpenAPIConfig
 from litestar.openapi.plugins import JsonRenderPlugin
 from litestar.types import ASGIApp
 
-import dsec
 from dsec.apiserver.abandon import CancelAbandoned
 from dsec.apiserver.auth import RequireToken
 from dsec.apiserver.contract import EdgeApi
 from dsec.apiserver.failures import answer_error
-from dsec.apiserver.routes import environments, files, node, processes, sandboxes, sessions, streams, tree
+from dsec.apiserver.metrics import Measure, Metrics
+from dsec.apiserver.routes import environments, files, node, ports, processes, sandboxes, sessions, streams, tree
 from dsec.apiserver.wire import WireRequest, WireResponse
 
 __all__ = ["create_app", "create_litestar"]
 
+
+try:
+    __version__ = version("dsec")
+except PackageNotFoundError:  # a source tree on the path
+    __version__ = "0"
 
 ROUTES = [
     *node.ROUTES,
@@ -27,21 +34,23 @@ ROUTES = [
     *sessions.ROUTES,
     *files.ROUTES,
     *tree.ROUTES,
+    *ports.ROUTES,
     *environments.ROUTES,
 ]
 
 
-def create_litestar(edge: EdgeApi) -> Litestar:
-    """Litestar with all routes, bare: no authentication and no cancelling of abandoned requests. OpenAPI at /schema/openapi.json."""
+def create_litestar(edge: EdgeApi, metrics: Metrics | None = None) -> Litestar:
+    """Litestar with all routes, bare: no authentication, no measuring, no cancelling. OpenAPI at /schema/openapi.json."""
     return Litestar(
         route_handlers=ROUTES,
-        state=State({"edge": edge}),
+        state=State({"edge": edge, "metrics": metrics or Metrics()}),
         request_class=WireRequest,
         response_class=WireResponse,
         exception_handlers={Exception: answer_error},
         openapi_config=OpenAPIConfig(
             title="DSec",
-            version=getattr(dsec, "__version__", "1"),
+            version=__version__,
+            description="Bodies are JSON (bytes in base64) or, by Content-Type and Accept, MessagePack (application/vnd.msgpack).",
             path="/schema",
             render_plugins=[JsonRenderPlugin()],
         ),
@@ -52,5 +61,6 @@ def create_litestar(edge: EdgeApi) -> Litestar:
 
 def create_app(edge: EdgeApi, token: str | None = None) -> ASGIApp:
     """The complete ASGI application. With `token`, every request but health must carry it."""
-    app: ASGIApp = CancelAbandoned(create_litestar(edge))
+    metrics = Metrics()
+    app: ASGIApp = Measure(CancelAbandoned(create_litestar(edge, metrics)), metrics)
     return RequireToken(app, token) if token is not None else app

@@ -12,7 +12,7 @@ from litestar.datastructures import State
 
 from dsec.apiserver.failures import typed_error
 
-__all__ = ["Gone", "WireSocket", "accept", "close_with", "receive", "run_until_first", "send"]
+__all__ = ["Gone", "WireSocket", "accept", "close_with", "receive", "run_all", "run_until_first", "send"]
 
 WireSocket = WebSocket[Any, Any, State]
 _REASON_BYTES = 123  # what a closing frame has room for
@@ -57,6 +57,17 @@ async def close_with(socket: WireSocket, error: Exception | None = None) -> None
         reason = f"{typed.code}: {typed.message}".encode()[:_REASON_BYTES].decode(errors="ignore")
     with contextlib.suppress(OSError, RuntimeError):
         await socket.send({"type": "websocket.close", "code": code, "reason": reason})
+
+
+async def run_all(*works: Coroutine[Any, Any, None]) -> None:
+    """Run all to their ends. The first failure cancels the others and is raised."""
+    tasks = [asyncio.ensure_future(work) for work in works]
+    try:
+        await asyncio.gather(*tasks)
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
 
 
 async def run_until_first(*works: Coroutine[Any, Any, None]) -> None:

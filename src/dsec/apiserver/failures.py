@@ -36,4 +36,5 @@ def typed_error(error: Exception) -> tuple[DSecError, int]:
 def answer_error(request: Request[Any, Any, Any], error: Exception) -> WireResponse:
     """Litestar's exception handler for everything."""
     typed, status = typed_error(error)
-    return WireResponse(typed.to_wire(), status_code=status)
+    # Marked, so that an answer which a sandbox's own server gave through the proxy cannot be taken for one of ours.
+    return WireResponse(typed.to_wire(), status_code=status, headers={"X-DSec-Error": typed.code})

@@ -18,8 +18,7 @@ from litestar.types import ASGIApp
 from uvicorn.config import Config
 from uvicorn.server import ServerState
 
-from dsec.apiserver.abandon import CancelAbandoned
-from dsec.apiserver.app import create_litestar
+from dsec.apiserver.app import create_app
 from dsec.apiserver.auth import RequireToken
 from dsec.apiserver.contract import EdgeApi
 from dsec.apiserver.sockets import bind_tcp, bind_unix, unlink_own
@@ -112,7 +111,7 @@ class ApiServer:
 
     async def start(self) -> None:
         """Bind and accept. On failure nothing stays bound."""
-        app: ASGIApp = CancelAbandoned(create_litestar(self._edge))
+        app = create_app(self._edge)
         try:
             if self._unix_path is not None:
                 listener = bind_unix(self._unix_path)

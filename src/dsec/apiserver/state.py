@@ -7,10 +7,16 @@ from typing import Any, cast
 from litestar.connection import ASGIConnection
 
 from dsec.apiserver.contract import EdgeApi
+from dsec.apiserver.metrics import Metrics
 
-__all__ = ["edge_of"]
+__all__ = ["edge_of", "metrics_of"]
 
 
 def edge_of(connection: ASGIConnection[Any, Any, Any, Any]) -> EdgeApi:
     """The edge that this application serves."""
     return cast("EdgeApi", connection.scope["litestar_app"].state.edge)
+
+
+def metrics_of(connection: ASGIConnection[Any, Any, Any, Any]) -> Metrics:
+    """The application's metrics."""
+    return cast("Metrics", connection.scope["litestar_app"].state.metrics)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from litestar import get
+from litestar import MediaType, get
+from litestar.openapi.datastructures import ResponseSpec
 
-from dsec.apiserver.state import edge_of
-from dsec.apiserver.wire import WireRequest
+from dsec.apiserver.metrics import CONTENT_TYPE
+from dsec.apiserver.state import edge_of, metrics_of
+from dsec.apiserver.wire import Answer, WireRequest
 from libdsec.schema import NodeInfo
 
 __all__ = ["ROUTES"]
@@ -23,4 +25,10 @@ async def health() -> dict[str, str]:
     return {"status": "ok"}
 
 
-ROUTES = [node, health]
+@get("/metrics", tags=["node"], media_type=MediaType.TEXT, responses={200: ResponseSpec(data_container=str, media_type=MediaType.TEXT)})
+async def metrics(request: WireRequest) -> Answer:
+    """Prometheus metrics."""
+    return Answer(200, await metrics_of(request).render(edge_of(request)), CONTENT_TYPE)
+
+
+ROUTES = [node, health, metrics]

@@ -7,8 +7,9 @@ from typing import Annotated
 from litestar import get, post
 from litestar.params import FromPath, JSONBody, QueryParameter
 
-from dsec.apiserver.state import edge_of
+from dsec.apiserver.state import edge_of, metrics_of
 from dsec.apiserver.wire import WireRequest
+from libdsec.errors import DSecError
 from libdsec.schema import ExecRequest, ExecResult, ProcessInfo, SignalRequest
 
 __all__ = ["ROUTES"]
@@ -21,7 +22,14 @@ WaitSeconds = Annotated[float, QueryParameter(ge=0, le=MAX_WAIT_SECONDS)]
 @post(_AT + "/exec", tags=["processes"], status_code=200)
 async def exec_command(request: WireRequest, sandbox_id: FromPath[str], data: JSONBody[ExecRequest]) -> ExecResult:
     """Run a command and wait. A client that leaves stops waiting, not the command; its result stays under its `op_id`."""
-    return await edge_of(request).exec(sandbox_id, data)
+    execs = metrics_of(request).execs
+    try:
+        result = await edge_of(request).exec(sandbox_id, data)
+    except DSecError as error:
+        execs.labels(error.code).inc()
+        raise
+    execs.labels("answered").inc()
+    return result
 
 
 @get(_AT + "/processes", tags=["processes"])
@@ -33,7 +41,14 @@ async def list_processes(request: WireRequest, sandbox_id: FromPath[str]) -> lis
 @post(_AT + "/processes", tags=["processes"])
 async def start_process(request: WireRequest, sandbox_id: FromPath[str], data: JSONBody[ExecRequest]) -> ProcessInfo:
     """Start a command and answer at once."""
-    return await edge_of(request).start(sandbox_id, data)
+    execs = metrics_of(request).execs
+    try:
+        started = await edge_of(request).start(sandbox_id, data)
+    except DSecError as error:
+        execs.labels(error.code).inc()
+        raise
+    execs.labels("started").inc()
+    return started
 
 
 @get(_AT + "/processes/{op_id:str}", tags=["processes"])

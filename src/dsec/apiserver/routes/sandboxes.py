@@ -7,9 +7,9 @@ from typing import Annotated
 from litestar import delete, get, patch, post
 from litestar.params import FromPath, FromQuery, HeaderParameter, JSONBody, QueryParameter
 
-from dsec.apiserver.state import edge_of
+from dsec.apiserver.state import edge_of, metrics_of
 from dsec.apiserver.wire import WireRequest
-from libdsec.errors import InvalidArgument
+from libdsec.errors import DSecError, InvalidArgument
 from libdsec.schema import BatchResult, CreateRequest, SandboxInfo, SandboxState, UpdateRequest
 
 __all__ = ["ROUTES"]
@@ -25,7 +25,16 @@ async def create(
 
     A client that leaves before the answer leaves none behind.
     """
-    return await edge_of(request).create(data, idempotency_key)
+    creates = metrics_of(request).creates
+    try:
+        batch = await edge_of(request).create(data, idempotency_key)
+    except DSecError as error:
+        creates.labels(error.code).inc(data.count)
+        raise
+    creates.labels("made").inc(len(batch.sandboxes))
+    for failure in batch.errors:
+        creates.labels(failure.code).inc()
+    return batch
 
 
 @get("/v1/sandboxes", tags=["sandboxes"])
