@@ -215,6 +215,9 @@ class ContainerFiles:
                     if self._closed:
                         return
                     raise
+                if kind == wire.OK:
+                    # The watch is in place.
+                    continue
                 fields = Fields(payload)
                 if kind != wire.FILE_REPLY:
                     raise MalformedFrame(f"chronus answered WATCH with kind {kind}")
