@@ -236,15 +236,14 @@ class ExecResult(msgspec.Struct, kw_only=True):
         """This result if it is ok; otherwise CommandFailed, with the end of its stderr, or of its stdout, in the message."""
         if self.ok:
             return self
-        how = (
-            "timed out"
-            if self.timed_out
-            else f"ended by signal {self.signal}"
-            if self.signal is not None
-            else f"exited with {self.exit_code}"
-        )
+        if self.timed_out:
+            cause, how = "timeout", "timed out"
+        elif self.signal is not None:
+            cause, how = "signal", f"was ended by signal {self.signal}"
+        else:
+            cause, how = "exit", f"exited with {self.exit_code}"
         if self.oom:
-            how += ", out of memory"
+            cause, how = "oom", how + ", out of memory"
         tail = (self.stderr or self.stdout)[-2000:].decode(errors="replace").strip()
         raise CommandFailed(
             f"{self.op_id} {how}" + (f": {tail}" if tail else ""),

@@ -43,7 +43,7 @@ def _outwards(value: Any) -> Any:
     """What a caller gets for what the async SDK gave."""
     twin = _TWINS.get(type(value))
     if twin is not None:
-        made = object.__new__(twin)
+        made: Any = object.__new__(twin)
         object.__setattr__(made, _INNER, value)
         return made
     if type(value) is list:
