@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import ctypes
 import functools
 import gc
@@ -10,6 +11,7 @@ import hashlib
 import os
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -337,6 +339,87 @@ def _fill_tiny_rootfs(busybox: str, root: Path) -> None:
         (root / folder).chmod(0o1777)
     if os.geteuid() == 0:
         os.chown(root / "home/guest", 1000, 1000)
+
+
+@pytest.fixture(scope="session")
+def tiny_store(tiny_rootfs: Path) -> Path:
+    """A store of layers that holds `tiny_rootfs` as the base `tiny`. Cached like it; for the store of an instance, not to be added to."""
+
+    def fill(store: Path) -> None:
+        from dsec.environments import EnvironmentStore, build
+
+        with tempfile.TemporaryDirectory(prefix="dst-build-") as folder:
+            build(EnvironmentStore(Path(folder, "state"), Path(folder, "run"), store), "tiny", source=f"dir:{tiny_rootfs}")
+
+    sources = b"".join(path.read_bytes() for path in sorted((PROJECT / "src/dsec/environments").glob("*.py")))
+    return _cached(f"{tiny_rootfs.name}-store-{hashlib.sha256(sources).hexdigest()[:12]}", fill)
+
+
+@dataclass(frozen=True)
+class Node:
+    """A running `dsec up`."""
+
+    places: StateRun
+    store: Path
+    process: subprocess.Popen[bytes]
+    log: Path
+
+    @property
+    def url(self) -> str:
+        return f"unix://{self.places.run}/dsec.sock"
+
+    @property
+    def environ(self) -> dict[str, str]:
+        """Variables with which the command `dsec` finds it."""
+        return os.environ | {"DSEC_STATE": str(self.places.state), "DSEC_RUN": str(self.places.run), "DSEC_STORE": str(self.store)}
+
+    def dsec(self, *arguments: str, stdin: bytes | None = None, timeout: float = 60) -> subprocess.CompletedProcess[bytes]:
+        """Run the command against it."""
+        command = [sys.executable, "-m", "dsec.cli", *arguments]
+        return subprocess.run(command, env=self.environ, input=stdin, capture_output=True, timeout=timeout, check=False)
+
+
+def _start_node(places: StateRun, store: Path, *options: str) -> Node:
+    """`dsec up` on these folders, ready for requests."""
+    log = places.run.parent / "up.log"
+    command = [sys.executable, "-m", "dsec.cli", "up", "--log-level", "info", *options]
+    environ = os.environ | {"DSEC_STATE": str(places.state), "DSEC_RUN": str(places.run), "DSEC_STORE": str(store)}
+    with log.open("ab") as output:
+        process = subprocess.Popen(command, env=environ, stdin=subprocess.DEVNULL, stdout=output, stderr=output)
+    deadline = time.monotonic() + 30
+    with socket.socket(socket.AF_UNIX) as probe:
+        while True:
+            with contextlib.suppress(OSError):
+                probe.connect(str(places.run / "dsec.sock"))
+                return Node(places, store, process, log)
+            if process.poll() is not None or time.monotonic() > deadline:
+                process.kill()
+                process.wait()
+                pytest.fail(f"dsec up did not come up:\n{log.read_text()[-3000:]}")
+            time.sleep(0.02)
+
+
+@pytest.fixture(scope="session")
+def start_node() -> Callable[..., Node]:
+    """`start_node(places, store, *options)`: for tests that end the server themselves."""
+    return _start_node
+
+
+@pytest.fixture(scope="module")
+def node(module_state_run: StateRun, tiny_store: Path) -> Iterator[Node]:
+    """A server for the tests of a module, with the environment `tiny`. Each test stops its own sandboxes."""
+    if os.geteuid() != 0:
+        pytest.skip("needs root: run `sudo make test`")
+    started = _start_node(module_state_run, tiny_store)
+    try:
+        # What the server keeps once it is in use, its launcher, is there before a test looks for leaks.
+        warmed = started.dsec("run", "tiny", "true")
+        assert warmed.returncode == 0, f"{warmed.stderr.decode()}\n{started.log.read_text()[-3000:]}"
+        yield started
+    finally:
+        started.process.terminate()
+        started.process.wait(30)
+        started.dsec("down")
 
 
 @pytest.fixture(scope="session")

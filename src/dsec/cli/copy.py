@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 from pathlib import Path
 from typing import Annotated
 
@@ -58,6 +59,13 @@ async def _down(sandbox: Sandbox, path: str, target: Path) -> str:
     if kind not in ("file", "directory"):
         raise InvalidArgument(f"{path} is a {kind}; only files and folders are copied", field="SOURCE")
     name = path.rstrip("/").rpartition("/")[2]
+    if str(target) == "-":
+        if kind != "file":
+            raise InvalidArgument(f"{path} is a {kind}; only a file can go to stdout", field="TARGET")
+        async for piece in sandbox.files.stream(path):
+            sys.stdout.buffer.write(piece)
+        sys.stdout.buffer.flush()
+        return "-"
     if await asyncio.to_thread(target.is_dir) and name not in ("", ".", ".."):
         target = target / name
     if kind == "directory":
@@ -69,7 +77,7 @@ async def _down(sandbox: Sandbox, path: str, target: Path) -> str:
 
 def _cp(
     source: Annotated[str, typer.Argument(metavar="SOURCE", help="A path here, or SANDBOX:path.")],
-    target: Annotated[str, typer.Argument(metavar="TARGET", help="A path here, or SANDBOX:path.")],
+    target: Annotated[str, typer.Argument(metavar="TARGET", help="A path here, SANDBOX:path, or - for stdout.")],
     as_json: JsonOption = False,
     url: UrlOption = None,
     token: TokenOption = None,

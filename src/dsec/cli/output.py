@@ -8,7 +8,6 @@ did: its exit code, 128 + the signal's number, 124 after a timeout; 125 is an er
 
 from __future__ import annotations
 
-import os
 import sys
 from collections.abc import Iterable
 from typing import Any, NoReturn
@@ -41,7 +40,7 @@ console = Console(stderr=True, highlight=False)
 
 def say(text: str) -> None:
     """One line for the person at the terminal, on stderr."""
-    console.print(text, markup=False)
+    console.print(text, markup=False, soft_wrap=True)
 
 
 def print_json(value: Any) -> None:
@@ -95,8 +94,10 @@ def _next_step(error: DSecError) -> str:
         return "is the server up? Start it with `dsec up`, or name another with --url or DSEC_URL"
     if isinstance(error, NotFound) and error.field in ("environment", "container_image"):
         return "`dsec env ls` shows what there is, `dsec env build NAME --from debian:bookworm` makes one"
-    if isinstance(error, NotFound):
+    if isinstance(error, NotFound) and error.field == "sandbox_id":
         return "`dsec ps --all` shows the sandboxes"
+    if isinstance(error, NotFound) and error.field == "op_id":
+        return "`dsec logs SANDBOX` shows its commands"
     if error.ran == "unknown":
         return "it may have run: `dsec logs` shows what is recorded"
     return ""
@@ -131,8 +132,3 @@ def command_exit_code(result: ExecResult) -> int:
     if result.exit_code is not None:
         return result.exit_code
     return 128 + result.signal if result.signal is not None else COMMAND_FAILED
-
-
-def stdout_is_terminal() -> bool:
-    """Whether a person reads stdout."""
-    return os.isatty(1)

@@ -34,6 +34,12 @@ Timeout = Annotated[float | None, typer.Option("--timeout", help="Seconds after 
 Command = Annotated[list[str] | None, typer.Argument(help="Program and arguments; a shell if none.")]
 
 
+def _words(command: list[str] | None) -> list[str]:
+    """The command without the `--` that may set it apart."""
+    words = list(command or [])
+    return words[1:] if words[:1] == ["--"] else words
+
+
 def _check_terminal(tty: bool) -> None:
     if tty and not os.isatty(0):
         raise InvalidArgument("-t needs a terminal on stdin, and this is none: leave it out", field="--tty")
@@ -41,7 +47,7 @@ def _check_terminal(tty: bool) -> None:
 
 async def _command(
     sandbox: Sandbox,
-    command: list[str] | None,
+    command: list[str],
     *,
     interactive: bool,
     tty: bool,
@@ -61,7 +67,7 @@ async def _command(
         return command_exit_code(result)
     rows, cols = window_size()
     process = await sandbox.start(
-        command,
+        command or None,
         shell=shell,
         open_stdin=interactive,
         tty=tty,
@@ -91,7 +97,7 @@ def _all_of_stdin() -> bytes:
         return stdin.read()
 
 
-async def _whole(sandbox: Sandbox, command: list[str] | None, shell: str | None, **options: object) -> ExecResult:
+async def _whole(sandbox: Sandbox, command: list[str], shell: str | None, **options: object) -> ExecResult:
     if command:
         return await sandbox.exec(command, **options)  # type: ignore[arg-type]
     return await sandbox.run_shell(shell or "", **options)  # type: ignore[arg-type]
@@ -153,12 +159,14 @@ def _run(
     except DSecError as error:
         die(error, as_json=as_json, code=COMMAND_FAILED)
 
+    words = _words(command)
+
     async def work(client: DSecClient) -> int:
         sandbox = await client.run(args, backend=backend)  # type: ignore[arg-type]
         if detach:
             try:
-                if command:
-                    await sandbox.start(command, background=True)
+                if words:
+                    await sandbox.start(words, background=True)
             except BaseException:
                 await sandbox.stop()
                 raise
@@ -173,7 +181,7 @@ def _run(
 
     async def connected(sandbox: Sandbox) -> int:
         return await _command(
-            sandbox, command, interactive=interactive, tty=tty, env={}, workdir="", user="", timeout=timeout, as_json=as_json
+            sandbox, words, interactive=interactive, tty=tty, env={}, workdir="", user="", timeout=timeout, as_json=as_json
         )
 
     _ends_with(work, url, token, as_json)
@@ -205,7 +213,7 @@ def _exec(
     async def work(client: DSecClient) -> int:
         return await _command(
             await client.get(sandbox_id),
-            command,
+            _words(command),
             interactive=interactive,
             tty=tty,
             env=variables,

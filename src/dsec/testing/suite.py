@@ -81,4 +81,6 @@ async def _run(check: Check, trial: Trial, capabilities: dict[str, bool]) -> Che
         detail = f"not done after {CHECK_SECONDS:g} s"
     except DSecError as error:
         detail = f"{type(error).__name__}: {error.message}"
+    except Exception as error:  # one check's bug or surprise must not hide what the others find
+        detail = f"unexpected {error!r}"
     return CheckOutcome(name=check.name, verdict=verdict, seconds=time.monotonic() - started, detail=detail)
