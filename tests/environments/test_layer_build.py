@@ -171,4 +171,6 @@ def test_a_debian_base_is_built_and_runs(store):
     said = subprocess.run(["chroot", path, "/usr/bin/python3", "-c", "print(6 * 7)"], check=True, capture_output=True, text=True)
     assert said.stdout == "42\n"
     assert os.path.exists(f"{path}/usr/bin/apt-get")
+    assert Path(path, "etc/hostname").read_text() == "sandbox\n"
+    assert Path(path, "etc/resolv.conf").read_text() == ""
     assert store.sweep_builds() == []

@@ -72,6 +72,22 @@ def test_a_damaged_layer_is_named_and_nothing_is_mounted(state_run, store, base,
     assert fresh.node.uses() == {}
 
 
+def test_a_store_that_stalls_is_a_typed_error_in_time(state_run, store, base):
+    """A fifo that nobody writes to blocks its reader as a dead server does."""
+    metadata = store.layers.folder(base.digest) / METADATA
+    metadata.rename(metadata.with_name("away"))
+    os.mkfifo(metadata)
+    fresh = EnvironmentStore(state_run.state / "elsewhere", state_run.run, store.layers.root, store_deadline_seconds=0.05)
+    with pytest.raises(SandboxFailed, match="did not answer") as caught:
+        fresh.acquire([base.digest], "sb-1")
+    assert (caught.value.cause, caught.value.ran) == ("store-lost", "not-run")
+    os.close(os.open(metadata, os.O_WRONLY))
+    metadata.unlink()
+    metadata.with_name("away").rename(metadata)
+    patient = EnvironmentStore(state_run.state / "elsewhere", state_run.run, store.layers.root)
+    assert patient.acquire([base.digest], "sb-1")
+
+
 def test_a_manifest_that_was_changed_is_not_believed(state_run, store, base):
     path = store.layers.folder(base.digest) / MANIFEST
     path.write_text(path.read_text().replace('"kind": "base"', '"kind": "toolkit"'))

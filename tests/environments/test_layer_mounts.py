@@ -146,12 +146,15 @@ def test_processes_that_acquire_at_once_make_one_mount(store, base):
     assert store.show("base").mounted == 3
 
 
-def test_an_acquired_layer_costs_no_look_at_the_store(store, base):
-    store.acquire([base.digest], "sb-1")
+def test_an_acquired_layer_costs_no_look_at_the_store(store, base, state_run):
+    """Nor does it after a restart: sandboxes are adopted while the store is away."""
+    paths = store.acquire([base.digest], "sb-1")
     hidden = store.layers.root.with_name("store-away")
     store.layers.root.rename(hidden)
     try:
-        assert store.acquire([base.digest], "sb-2")
+        assert store.acquire([base.digest], "sb-2") == paths
+        restarted = EnvironmentStore(state_run.state, state_run.run)
+        assert restarted.acquire([base.digest], "sb-1") == paths
     finally:
         hidden.rename(store.layers.root)
 

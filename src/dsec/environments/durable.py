@@ -33,17 +33,17 @@ def sync_file(path: Path) -> None:
         os.close(fd)
 
 
-def write_durably(path: Path, data: bytes) -> None:
-    """Replace `path` by `data`."""
-    aside = path.with_name(f".{secrets.token_hex(6)}.tmp")
+def write_durably(path: Path, data: bytes, *, aside: Path) -> None:
+    """Replace `path` by `data`, written first in the folder `aside` of the same file system: a leased one, which a sweep removes."""
+    fresh = aside / f"{path.name}.{secrets.token_hex(4)}"
     try:
-        with aside.open("xb") as file:
+        with fresh.open("xb") as file:
             file.write(data)
             file.flush()
             os.fsync(file.fileno())
-        aside.rename(path)
+        fresh.rename(path)
     except BaseException:
-        aside.unlink(missing_ok=True)
+        fresh.unlink(missing_ok=True)
         raise
     sync_folder(path.parent)
 
@@ -61,10 +61,10 @@ def digest_file(path: Path, progress: Callable[[int], None] | None = None) -> Fi
     return FileDigest(sha256=digest.hexdigest(), size=size)
 
 
-def copy_verified(source: Path, target: Path, expected: FileDigest) -> None:
-    """Copy a small file and put it in place only if it is what `expected` says. Raises ValueError if not."""
+def copy_verified(source: Path, target: Path, expected: FileDigest, *, aside: Path) -> None:
+    """Copy a small file, in place only if it is what `expected` says (else ValueError); `aside` as for `write_durably`."""
     with source.open("rb") as file:
         data = file.read(expected.size + 1)
     if len(data) != expected.size or hashlib.sha256(data).hexdigest() != expected.sha256:
         raise ValueError(f"{source.name} is not what its digest says")
-    write_durably(target, data)
+    write_durably(target, data, aside=aside)

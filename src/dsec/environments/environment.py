@@ -52,11 +52,11 @@ class EnvironmentStore:
     `acquire` of a layer never seen copies its metadata and mounts it; all else is quick. Layers already mounted cost no call to the store.
     """
 
-    def __init__(self, state: Path, run: Path, store: Path | None = None) -> None:
+    def __init__(self, state: Path, run: Path, store: Path | None = None, *, store_deadline_seconds: float = 30.0) -> None:
         self.state, self.run = Path(state), Path(run)
         self.layers = LayerStore(Path(store) if store is not None else self.state / "store")
-        self.node = NodeLayers(self.state, self.run, self.layers)
         self.staging = LeasedFolders(self.state / "staging")
+        self.node = NodeLayers(self.state, self.run, self.layers, self.staging, store_deadline_seconds=store_deadline_seconds)
 
     # -- for sandboxes -------------------------------------------------------------------------------------------------------------------
 

@@ -16,9 +16,12 @@ import fcntl
 import os
 import threading
 from collections.abc import Callable, Collection, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 
+from dsec.environments.deadlines import within
 from dsec.environments.durable import copy_verified, digest_file
+from dsec.environments.leases import LeasedFolders
 from dsec.environments.manifest import Manifest
 from dsec.environments.names import check_owner
 from dsec.environments.store import DATA, METADATA, LayerStore, lost
@@ -34,12 +37,14 @@ _SHORT = 12
 class NodeLayers:
     """Mounts of layers below `run`, shared by all sandboxes of the node. Thread-safe; several processes may work on one `run`."""
 
-    def __init__(self, state: Path, run: Path, store: LayerStore) -> None:
+    def __init__(self, state: Path, run: Path, store: LayerStore, staging: LeasedFolders, *, store_deadline_seconds: float) -> None:
         self._local = state / "layers"
         self._mounts = run / "layers"
         self._owners = run / "owners"
         self._lock_path = run / "layers.lock"
         self._store = store
+        self._staging = staging
+        self._deadline = store_deadline_seconds
         self._lock = threading.RLock()
         self._mounted: dict[str, Path] = {}
         self._ready = False
@@ -60,11 +65,17 @@ class NodeLayers:
         """Mount what is not mounted, note the owner, and return the mounts' paths in the order of `digests`.
 
         Nothing is noted if a layer fails; layers mounted before it stay mounted for the next one. Acquiring again replaces what the owner
-        had. Raises SandboxFailed(cause="store-lost") for a layer that is missing or damaged.
+        had. Raises SandboxFailed(cause="store-lost") for a layer that is missing or damaged, or whose store does not answer.
         """
         check_owner(owner)
+        if not self._ready:
+            with self._exclusive():
+                pass
+        fetched = {digest for digest in digests if digest not in self._mounted}
+        for digest in fetched:
+            self._fetch(digest)
         with self._exclusive():
-            paths = [str(self._mount(digest)) for digest in digests]
+            paths = [str(self._mount(digest, fetched=digest in fetched)) for digest in digests]
             file = self._owners / owner
             fd = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
             try:
@@ -156,38 +167,51 @@ class NodeLayers:
         except OSError:
             return False
 
-    def _mount(self, digest: str) -> Path:
+    def _mount(self, digest: str, *, fetched: bool) -> Path:
         if (target := self._mounted.get(digest)) is not None and self._still_mounted(target):
             return target
         self._rediscover()
         if (target := self._mounted.get(digest)) is not None:
             return target
-        manifest = self._store.manifest(digest)
-        label = manifest.name
-        folder = self._store.folder(digest)
-        try:
-            metadata = self._verified_metadata(manifest)
-            size = (folder / DATA).stat().st_size
-            if size != manifest.identity.data.size:
-                raise ValueError(f"its data has {size} bytes instead of {manifest.identity.data.size}")
-            target = self._target(digest)
-            target.mkdir(exist_ok=True, mode=0o700)
-            mount_erofs(metadata, [folder / DATA], target)
-        except (OSError, ValueError) as error:
-            raise lost(label, digest, str(error)) from error
+        if not fetched:  # it was mounted when we looked, and another process has unmounted it since
+            self._fetch(digest)
+        target = self._target(digest)
+        target.mkdir(exist_ok=True, mode=0o700)
+        mount = partial(mount_erofs, self._local_copy(digest), [self._store.folder(digest) / DATA], target)
+        # a mount that comes after the deadline has no owner: the next sweep finds and unmounts it
+        self._with_store(digest, mount)
         self._mounted[digest] = target
         return target
 
-    def _verified_metadata(self, manifest: Manifest) -> Path:
-        """The local copy, made or made anew where it is missing or damaged."""
-        local, expected = self._local_copy(manifest.digest), manifest.identity.metadata
+    def _fetch(self, digest: str) -> None:
+        """Bring the metadata here and see that the data is there, before anybody is made to wait for it."""
+        self._local.mkdir(parents=True, exist_ok=True, mode=0o700)
+        self._with_store(digest, partial(self._verify, digest))
+
+    def _with_store(self, digest: str, action: Callable[[], None]) -> None:
         try:
+            within(self._deadline, digest, action)
+        except (OSError, ValueError) as error:  # TimeoutError is an OSError
+            raise lost("", digest, str(error)) from error
+
+    def _verify(self, digest: str) -> None:
+        manifest = self._store.manifest(digest)
+        data = self._store.folder(digest) / DATA
+        try:
+            self._copy_metadata(manifest)
+            if (size := data.stat().st_size) != manifest.identity.data.size:
+                raise ValueError(f"its data has {size} bytes instead of {manifest.identity.data.size}")
+        except (OSError, ValueError) as error:
+            raise lost(manifest.name, digest, str(error)) from error
+
+    def _copy_metadata(self, manifest: Manifest) -> None:
+        """The local copy is made, or made anew where it is damaged."""
+        local, expected = self._local_copy(manifest.digest), manifest.identity.metadata
+        with contextlib.suppress(FileNotFoundError):
             if digest_file(local) == expected:
-                return local
-        except FileNotFoundError:
-            pass
-        copy_verified(self._store.folder(manifest.digest) / METADATA, local, expected)
-        return local
+                return
+        with self._staging.lease() as aside:
+            copy_verified(self._store.folder(manifest.digest) / METADATA, local, expected, aside=aside)
 
     def _unmount(self, digest: str) -> None:
         """Not lazily: overlays hold clones of the mount, which keep the file system alive but not this mount busy."""

@@ -15,7 +15,7 @@ from dsec.environments.manifest import Configuration
 from dsec.environments.oci import apply_image
 from dsec.environments.streams import decompressed
 from dsec.environments.tools import run_tool
-from dsec.environments.tree import RootedTree, refuse
+from dsec.environments.tree import Attributes, RootedTree, refuse
 from libdsec.errors import InvalidArgument, NotFound
 
 __all__ = ["SCHEMES", "Fetched", "Source", "fetch_source", "parse_source"]
@@ -60,6 +60,9 @@ def fetch_source(source: Source, tree: RootedTree, destination: str, *, work: Pa
             target = tree.make_root(destination)
             provenance = bootstrap_debian(argument, include, target, work)
             tree.keep_times(target)
+            # the tool writes this machine's resolver and name there
+            tree.add_file("etc/resolv.conf", [], Attributes(mode=0o644))
+            tree.add_file("etc/hostname", [b"sandbox\n"], Attributes(mode=0o644))
             return Fetched(provenance=provenance)
         case "dir":
             _copy_folder(_existing(argument, folder=True), tree, destination)

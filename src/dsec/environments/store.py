@@ -67,11 +67,12 @@ class LayerStore:
     def set_tag(self, reference: Reference, digest: str) -> None:
         """Let the tag mean `digest` from now on."""
         folder = self._tag_folder(reference.name)
-        while True:
-            folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-            with contextlib.suppress(FileNotFoundError):  # remove_tag took the empty folder in between
-                write_durably(folder / (reference.tag or DEFAULT_TAG), digest.encode() + b"\n")
-                break
+        with self.building.lease() as aside:
+            while True:
+                folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+                with contextlib.suppress(FileNotFoundError):  # remove_tag took the empty folder in between
+                    write_durably(folder / (reference.tag or DEFAULT_TAG), digest.encode() + b"\n", aside=aside)
+                    break
         sync_folder(folder.parent)
 
     def remove_tag(self, reference: Reference) -> bool:
@@ -92,9 +93,8 @@ class LayerStore:
                 name = folder.name.replace("%", "/")
                 with contextlib.suppress(FileNotFoundError, NotADirectoryError):
                     for file in sorted(folder.iterdir()):
-                        if not file.name.startswith("."):
-                            with contextlib.suppress(FileNotFoundError):
-                                yield Reference(name, tag=file.name), file.read_text().strip()
+                        with contextlib.suppress(FileNotFoundError):
+                            yield Reference(name, tag=file.name), file.read_text().strip()
 
     # -- layers --------------------------------------------------------------------------------------------------------------------------
 
@@ -120,7 +120,7 @@ class LayerStore:
         manifest = Manifest(digest=digest, identity=identity, name=name, source=source, created_at=created_at, provenance=provenance)
         for file in (METADATA, DATA):
             sync_file(folder / file)
-        write_durably(folder / MANIFEST, encode_manifest(manifest))
+        write_durably(folder / MANIFEST, encode_manifest(manifest), aside=folder)
         target = self.folder(digest)
         self._manifests.pop(digest, None)
         try:
