@@ -16,7 +16,7 @@ def _judge(measured: float | None, limit: float, unit: str, *, ratio: float, sig
         document["met"] = True
         document["headroom_percent"] = round((1 - ratio) * 100, 1)
     else:
-        document["missed_by"] = f"{abs(measured - limit):.3g} {unit} ({(ratio - 1) * 100:.0f} %)".replace("  ", " ")
+        document["missed_by"] = f"{abs(measured - limit):.3g} {unit} ({abs(measured - limit) / limit * 100:.0f} %)".replace("  ", " ")
     return document
 
 

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 __all__ = [
+    "busy_seconds",
     "cgroups_of",
     "cpu_seconds",
     "descendants",
@@ -98,14 +99,19 @@ def pss_bytes(pid: int) -> int:
     return 0
 
 
-def cpu_seconds(pid: int) -> tuple[float, float]:
-    """CPU time of the process, and of those of its children that ended and were waited for; zeros if it is gone."""
+def cpu_seconds(pid: int) -> float:
+    """CPU time of the process; 0 if it is gone."""
     with contextlib.suppress(OSError, IndexError):
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-        own, children = int(fields[11]) + int(fields[12]), int(fields[13]) + int(fields[14])
-        ticks = os.sysconf("SC_CLK_TCK")
-        return own / ticks, children / ticks
-    return 0.0, 0.0
+        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+    return 0.0
+
+
+def busy_seconds() -> float:
+    """CPU time that all CPUs together were not idle, since boot."""
+    fields = [int(field) for field in Path("/proc/stat").read_text().splitlines()[0].split()[1:]]
+    user, nice, system, _idle, _iowait, irq, softirq = fields[:7]
+    return (user + nice + system + irq + softirq) / os.sysconf("SC_CLK_TCK")
 
 
 def process_name(pid: int) -> str:
