@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import os
+import signal
 import sys
 import time
 from pathlib import Path
@@ -39,8 +40,8 @@ def main() -> int:
         job = Job(options.state.resolve(), options.rollouts, options.policies, progress)
         problem, code = "", 1
         try:
-            asyncio.run(job.run())
-        except KeyboardInterrupt:
+            asyncio.run(_until_signalled(job))
+        except asyncio.CancelledError:
             problem, code = "interrupted", 130
         except BaseException as error:
             problem = _in_words(error)
@@ -49,6 +50,21 @@ def main() -> int:
         return _verdict(job.result, problem, code)
     _print(console, job.result, problem, time.monotonic() - started)
     return _verdict(job.result, problem, code)
+
+
+async def _until_signalled(job: Job) -> None:
+    """Run the job; the first signal cancels it. Later ones do nothing, since what they could cut short is the cleaning up."""
+    work = asyncio.ensure_future(job.run())
+    loop = asyncio.get_running_loop()
+
+    def end() -> None:
+        if not work.cancelling():
+            job.progress.phase("interrupted: ending the sandboxes and the server")
+            work.cancel()
+
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        loop.add_signal_handler(number, end)
+    await work
 
 
 def _options() -> argparse.Namespace:

@@ -14,11 +14,12 @@ from pathlib import Path
 
 from libdsec import DSecClient, DSecError
 
-__all__ = ["RUN_MARK", "DaemonError", "serving"]
+__all__ = ["RUN_MARK", "DaemonError", "make_run_folder", "remove_run_folder", "serving"]
 
 _START_SECONDS = 60
 _STOP_SECONDS = 90
 RUN_MARK = "DSEC_RUN"
+_NOTE = "run-folder"
 
 
 class DaemonError(Exception):
@@ -26,47 +27,42 @@ class DaemonError(Exception):
 
 
 @contextlib.asynccontextmanager
-async def serving(state: Path) -> AsyncIterator[tuple[DSecClient, Path]]:
-    """A running server on `state`; a client of it and its run folder.
+async def serving(state: Path, run: Path) -> AsyncIterator[DSecClient]:
+    """A client of a server on these two folders. At the end, a cancellation included, the server stops its sandboxes, unmounts and ends."""
+    log = state / "dsec.log"
+    process = await _start("up", "--rm", state=state, run=run, log=log)
+    try:
+        await _wait_until_up(process, run, log)
+        async with DSecClient(f"unix://{run}/dsec.sock") as client:
+            yield client
+    finally:
+        await _through(_end(process, state, run))
 
-    At the end, a cancellation included, the server stops its sandboxes, unmounts and ends, and the run folder is removed. What a job that
-    was killed has left is ended first.
-    """
-    note = state / "run-folder"
-    await _end_earlier(state, note)
+
+async def make_run_folder(state: Path) -> Path:
+    """A fresh run folder, noted in the state folder. What a job that was killed has left behind is ended first."""
+    note = state / _NOTE
+    if (earlier := _noted(note)) is not None:
+        await _dsec_down(state, earlier)
+        remove_run_folder(state, earlier)
     run = Path(tempfile.mkdtemp(prefix="dsec-rollouts-", dir="/run" if os.access("/run", os.W_OK) else None))
     note.write_text(str(run))
-    try:
-        async with _process(state, run), DSecClient(f"unix://{run}/dsec.sock") as client:
-            yield client, run
-    finally:
-        _remove(run, note)
+    return run
 
 
-async def _end_earlier(state: Path, note: Path) -> None:
-    if (run := _noted(note)) is not None:
-        await _dsec_down(state, run)
-        _remove(run, note)
+def remove_run_folder(state: Path, run: Path) -> None:
+    """Remove it, unless something is mounted in it: that stays to be seen, and for the next job to end."""
+    if f" {run}/" not in Path("/proc/self/mountinfo").read_text():
+        shutil.rmtree(run, ignore_errors=True)
+        (state / _NOTE).unlink(missing_ok=True)
 
 
 def _noted(note: Path) -> Path | None:
-    """The run folder of a job that was killed."""
     try:
         run = Path(note.read_text())
     except FileNotFoundError:
         return None
     return run if run.is_dir() else None
-
-
-@contextlib.asynccontextmanager
-async def _process(state: Path, run: Path) -> AsyncIterator[None]:
-    log = state / "dsec.log"
-    process = await _start("up", "--rm", state=state, run=run, log=log)
-    try:
-        await _wait_until_up(process, run, log)
-        yield
-    finally:
-        await _through(_end(process, state, run))
 
 
 async def _start(*arguments: str, state: Path, run: Path, log: Path) -> asyncio.subprocess.Process:
@@ -141,10 +137,3 @@ async def _through(work: Coroutine[None, None, None]) -> None:
 
 def _tail(log: Path) -> str:
     return log.read_text(errors="replace")[-3000:]
-
-
-def _remove(run: Path, note: Path) -> None:
-    """Remove the run folder, unless something is mounted in it: that stays to be seen, and for the next job to end."""
-    if f" {run}/" not in Path("/proc/self/mountinfo").read_text():
-        shutil.rmtree(run, ignore_errors=True)
-        note.unlink(missing_ok=True)

@@ -16,7 +16,7 @@ import msgspec
 from libdsec import DSecClient
 
 from .carry import Changes
-from .daemon import serving
+from .daemon import make_run_folder, remove_run_folder, serving
 from .leftovers import network, settle
 from .policies import Episode, make
 from .prepare import Prepared, prepare
@@ -61,20 +61,20 @@ class Job:
         self.state.mkdir(parents=True, exist_ok=True)
         with _only_one(self.state):
             network_before = network()
-            run: Path | None = None
+            run = await make_run_folder(self.state)
+            self.result.run = str(run)
             try:
                 with self._timed("prepare"):
                     prepared = await prepare(CACHETOOLS, self.state, self.progress.phase)
                 self.progress.phase("starting dsec up")
-                async with serving(self.state) as (client, run):
-                    self.result.run = str(run)
+                async with serving(self.state, run) as client:
                     with self._timed("rollouts"):
                         await self._rollouts(client, prepared)
                     self.progress.phase("stopping")
             finally:
-                if run is not None:
-                    # Short and in the way of nothing by now; a thread would have to be waited for through a cancellation.
-                    self.result.left = settle(self.state, run, network_before)
+                remove_run_folder(self.state, run)
+                # Not in a thread: that would have to be waited for through a cancellation, and nothing else is left to do by now.
+                self.result.left = settle(self.state, run, network_before)
             self._keep_trajectories()
         return self.result
 

@@ -17,7 +17,7 @@ __all__ = ["KINDS", "left", "settle"]
 KINDS = ("process", "mount", "cgroup", "loop device", "network", "file")
 
 
-def settle(state: Path, run: Path, network_before: frozenset[str], *, seconds: float = 5.0) -> list[str]:
+def settle(state: Path, run: Path, network_before: frozenset[str], *, seconds: float = 20.0) -> list[str]:
     """What is left once the kernel had `seconds` to finish what it does late (reaping, lazy unmounts). Blocks; run it in a thread."""
     deadline = time.monotonic() + seconds
     while (found := left(state, run, network_before)) and time.monotonic() < deadline:

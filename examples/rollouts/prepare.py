@@ -44,9 +44,9 @@ class Prepared:
 async def prepare(task: Task, state: Path, tell: Callable[[str], None]) -> Prepared:
     """Download, unpack, build what is not there yet. `tell` gets a line for each thing that takes time."""
     tell(f"sources of {task.old.folder} and {task.new.folder}")
-    archives = await asyncio.gather(fetch(task.old, state / "downloads"), fetch(task.new, state / "downloads"))
-    sources = state / "sources"
-    old, new = [unpack(archive, release, sources) for archive, release in zip(archives, (task.old, task.new), strict=True)]
+    async with asyncio.TaskGroup() as group:
+        archives = {release: group.create_task(fetch(release, state / "downloads")) for release in (task.old, task.new)}
+    old, new = [unpack(archive.result(), release, state / "sources") for release, archive in archives.items()]
     layers = await _layers(task, state, old, new, tell)
     return Prepared(
         task=task,

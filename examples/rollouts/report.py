@@ -38,7 +38,7 @@ def print_table(console: Console, outcomes: Sequence[Outcome]) -> None:
     table = Table(box=box.SIMPLE_HEAD, header_style="bold")
     table.add_column("policy")
     for heading in ("rollouts", "failed", "reward", "steps", "create ms\np50 / p99", "exec ms\np50 / p99", "peak MB"):
-        table.add_column(heading, justify="right")
+        table.add_column(heading, justify="right", no_wrap=True)
     for policy, row in summary(outcomes).items():
         table.add_row(
             *[policy, str(row["rollouts"]), str(row["failed"]), f"{row['reward']:.2f}", f"{row['steps']:.1f}"],
@@ -79,4 +79,6 @@ def _percentile(values: Sequence[float], percent: int) -> float | None:
 
 
 def _pair(p50: float | None, p99: float | None) -> str:
-    return "-" if p50 is None or p99 is None else f"{p50:.1f} / {p99:.1f}"
+    if p50 is None or p99 is None:
+        return "-"
+    return f"{p50:.{p50 < 100:d}f} / {p99:.{p99 < 100:d}f}"
