@@ -24,6 +24,7 @@ from typing import Any
 
 import pytest
 
+from dsec.resources.plan import instance_name
 from dsec.testing import leaks
 
 PROJECT = Path(__file__).resolve().parent.parent
@@ -235,7 +236,7 @@ class StateRun:
 
     @property
     def cgroup(self) -> str:
-        return leaks.instance_cgroup(self.run)
+        return instance_name(self.run)
 
 
 def _make_instance() -> Iterator[StateRun]:

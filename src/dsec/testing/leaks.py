@@ -6,16 +6,21 @@ Objects of other programs on the machine never count.
 
 from __future__ import annotations
 
-import hashlib
 import os
+import re
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
-__all__ = ["Inventory", "cgroup_hierarchies", "children", "found", "instance_cgroup", "of_instances", "take"]
+from dsec.network.plan import link_prefix
+from dsec.resources.plan import DAEMONS, instance_name
+
+__all__ = ["Inventory", "cgroup_hierarchies", "children", "found", "of_instances", "take"]
 
 CGROUP_ROOT = Path("/sys/fs/cgroup")
+ANY_LINK = re.compile(r"d[0-9a-f]{8}x")
+"""Names that dsec.network.plan.link_prefix gives."""
 
 
 @dataclass(frozen=True)
@@ -23,11 +28,6 @@ class Inventory:
     """Kind to the objects of that kind."""
 
     objects: dict[str, frozenset[str]] = field(default_factory=dict)
-
-
-def instance_cgroup(run: Path) -> str:
-    """Name of the cgroup under which an instance keeps those of its sandboxes."""
-    return "dsec-" + hashlib.sha256(os.path.realpath(run).encode()).hexdigest()[:8]
 
 
 def children(pid: int) -> Iterator[int]:
@@ -58,20 +58,21 @@ def take(*, reaper_pid: int | None = None, node_wide: bool = False) -> Inventory
         objects |= {
             "mount": frozenset(_mounts(lambda point: "dsec" in point)),
             "cgroup": frozenset(_cgroups(lambda name: name.startswith("dsec-"))),
-            "network": frozenset(_network()),
+            "network": frozenset(_links(lambda name: ANY_LINK.match(name) is not None)),
         }
     return Inventory(objects)
 
 
 def of_instances(folders: Iterable[Path]) -> Inventory:
-    """Mounts, sandboxes' cgroups and loop devices of the instances with these state and run folders, whoever made them."""
+    """Mounts, sandboxes' cgroups, loop devices and links of the instances with these state and run folders, whoever made them."""
     roots = [os.path.realpath(path) for path in folders]
-    names = {instance_cgroup(Path(root)) for root in roots}
+    names = {instance_name(Path(root)) for root in roots}
     return Inventory(
         {
             "mount": frozenset(_mounts(lambda point: any(point == root or point.startswith(root + "/") for root in roots))),
             "cgroup": frozenset(_cgroups(names.__contains__)),
             "loop device": frozenset(_loops(roots)),
+            "network": frozenset(_links(lambda link: any(link.startswith(link_prefix(name)) for name in names))),
         }
     )
 
@@ -134,11 +135,11 @@ def cgroup_hierarchies() -> list[Path]:
 
 
 def _cgroups(ours: Callable[[str], bool]) -> Iterator[str]:
-    """Those of sandboxes; an instance's own group above them may stay."""
+    """Those of sandboxes; an instance's own group above them may stay, and the one of its daemons."""
     for parent in cgroup_hierarchies():
         for name in filter(ours, os.listdir(parent)):
             for folder, subfolders, _ in os.walk(parent / name):
-                yield from (f"{folder}/{sub}" for sub in subfolders)
+                yield from (f"{folder}/{sub}" for sub in subfolders if sub != DAEMONS)
 
 
 def _loops(roots: list[str]) -> Iterator[str]:
@@ -151,7 +152,5 @@ def _loops(roots: list[str]) -> Iterator[str]:
             yield f"{block.name} of {backing}"
 
 
-def _network() -> Iterator[str]:
-    yield from (f"interface {name}" for name in os.listdir("/sys/class/net") if name.startswith("dsec"))
-    if os.path.isdir("/run/netns"):
-        yield from (f"namespace {name}" for name in os.listdir("/run/netns") if name.startswith("dsec"))
+def _links(ours: Callable[[str], bool]) -> Iterator[str]:
+    yield from (f"interface {name}" for name in filter(ours, os.listdir("/sys/class/net")))
