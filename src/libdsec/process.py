@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from libdsec import streaming
 from libdsec.api import Api, segment
-from libdsec.schema import ExecResult, ProcessInfo, SignalRequest
+from libdsec.schema import ExecResult, ProcessInfo, SignalRequest, StreamOutput
 from libdsec.shielding import finish
 from libdsec.signals import signal_number
 from libdsec.stream import ProcessStream
@@ -111,6 +111,11 @@ class Process:
                 yield piece
         finally:
             self._iterating = False
+
+    async def kept_output(self, stream: int = 1, *, offset: int = 0, limit: int = 1 << 20) -> StreamOutput:
+        """What is kept of a stream from `offset` on, at most `limit` bytes, now: for polling, where a stream would be too much."""
+        query = {"stream": stream, "offset": offset, "limit": limit}
+        return await self._api.call("GET", self._path + "/output", StreamOutput, query=query, idempotent=True)
 
     async def output_text(self, *, errors: str = "replace") -> AsyncGenerator[tuple[int, str], None]:
         """output() as UTF-8 text. A character that was cut between two pieces comes whole, with the later one."""

@@ -187,13 +187,13 @@ class Sandbox:
         return Session(self._api, self._path, info)
 
     async def sessions(self) -> list[SessionInfo]:
-        """The open sessions."""
+        """Sessions, open and closed."""
         return await self._api.call("GET", self._path + "/sessions", list[SessionInfo], idempotent=True)
 
     async def session(self, session_id: str) -> Session:
         """A handle on an open session. NotFound where there is none."""
         for info in await self.sessions():
-            if info.session_id == session_id:
+            if info.session_id == session_id and info.state == "open":
                 return Session(self._api, self._path, info)
         raise NotFound(f"no open session {session_id}", field="session_id")
 

@@ -6,6 +6,7 @@ Commands are real processes of the test's user; sandboxes are entries in a dicti
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import itertools
 import socket
 import time
@@ -30,6 +31,7 @@ from libdsec.schema import (
     SessionRequest,
     SessionRunRequest,
     SignalRequest,
+    StreamOutput,
     UpdateRequest,
 )
 from libdsec.signals import signal_number
@@ -67,6 +69,7 @@ class EdgeDouble:
         self.by_key: dict[str, BatchResult] = {}
         self.commands: dict[str, ProcessDouble] = {}
         self.runs = 0
+        self.held = 0
         self.attachments: list[AttachmentDouble] = []
         self.open_sessions: dict[str, SessionDouble] = {}
         self.files_users: list[str] = []
@@ -253,6 +256,22 @@ class EdgeDouble:
             connection.close()
             raise NotFound(f"nothing listens on port {port}: {error.strerror}", field="port", cause="refused") from None
         return connection.detach()
+
+    @contextlib.contextmanager
+    def hold(self, sandbox_id: str):
+        self.held += 1
+        try:
+            yield
+        finally:
+            self.held -= 1
+
+    def metrics(self) -> dict[str, float]:
+        return {"operations_started_total": float(self.runs), "sandboxes_live": float(len(self.sandboxes))}
+
+    async def output(self, sandbox_id: str, op_id: str, stream: int, offset: int = 0, limit: int = 1 << 20) -> StreamOutput:
+        process = self._command(sandbox_id, op_id)
+        data = bytes(process.kept[stream][offset : offset + limit])
+        return StreamOutput(data=data, offset=offset, next_offset=offset + len(data), eof=process.ended[stream])
 
     async def aclose(self) -> None:
         tasks = [each.task for each in self.commands.values()]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from typing import Protocol
 
 from dsec.backends.protocol import Attachment, FilesConversation
@@ -19,6 +20,7 @@ from libdsec.schema import (
     SessionRequest,
     SessionRunRequest,
     SignalRequest,
+    StreamOutput,
     UpdateRequest,
 )
 
@@ -34,7 +36,10 @@ class EnvironmentCatalog(Protocol):
 
 
 class EdgeApi(Protocol):
-    """An edge. Every method raises the errors of libdsec.errors; cancelling a create undoes it, cancelling a wait only stops waiting."""
+    """An edge. Every method raises the errors of libdsec.errors; cancelling a create undoes it, cancelling a wait only stops waiting.
+
+    An attachment to a command that has ended plays its record.
+    """
 
     @property
     def environments(self) -> EnvironmentCatalog: ...
@@ -52,6 +57,7 @@ class EdgeApi(Protocol):
     async def processes(self, sandbox_id: str) -> Sequence[ProcessInfo]: ...
     async def process(self, sandbox_id: str, op_id: str) -> ProcessInfo: ...
     async def result(self, sandbox_id: str, op_id: str, wait: float = 0.0) -> ExecResult: ...
+    async def output(self, sandbox_id: str, op_id: str, stream: int, offset: int = 0, limit: int = 1 << 20) -> StreamOutput: ...
     async def signal(self, sandbox_id: str, op_id: str, request: SignalRequest) -> None: ...
     async def attach(
         self, sandbox_id: str, op_id: str, *, stdout_offset: int = 0, stderr_offset: int = 0, credit: int = 4 << 20
@@ -62,3 +68,10 @@ class EdgeApi(Protocol):
     async def close_session(self, sandbox_id: str, session_id: str) -> None: ...
     async def files(self, sandbox_id: str, user: str) -> FilesConversation: ...
     async def connect(self, sandbox_id: str, port: int) -> int: ...
+    def hold(self, sandbox_id: str) -> AbstractContextManager[None]:
+        """While the block runs the sandbox's idle clock stands."""
+        ...
+
+    def metrics(self) -> dict[str, float]:
+        """Counters (`..._total`) and gauges by name."""
+        ...

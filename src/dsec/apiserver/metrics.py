@@ -57,7 +57,16 @@ class Metrics:
         for state in _STATES:
             self._sandboxes.labels(state).set(counts.get(state, 0))
         self._fds.set(len(os.listdir("/proc/self/fd")) - 1)
-        return generate_latest(self._registry)
+        return generate_latest(self._registry) + _exposed(edge.metrics())
+
+
+def _exposed(edge: dict[str, float]) -> bytes:
+    """The edge's own numbers, which are kept there as plain ones."""
+    lines: list[str] = []
+    for name, value in sorted(edge.items()):
+        kind = "counter" if name.endswith("_total") else "gauge"
+        lines += [f"# TYPE dsec_edge_{name} {kind}", f"dsec_edge_{name} {value:g}"]
+    return "".join(f"{line}\n" for line in lines).encode()
 
 
 class Measure:

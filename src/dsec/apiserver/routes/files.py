@@ -18,6 +18,7 @@ from dsec.apiserver.paths import GuestPath, GuestUser, Mode, Owner, conversation
 from dsec.apiserver.ranges import parse_range
 from dsec.apiserver.state import edge_of
 from dsec.apiserver.wire import StreamAnswer, WireRequest, body_pieces
+from dsec.backends.protocol import FilesConversation
 from libdsec.errors import QuotaExceeded
 from libdsec.schema import FileStat
 
@@ -41,9 +42,9 @@ async def read_file(
     talk = await edge_of(request).files(sandbox_id, user or "")
     try:
         opened = await talk.open_read(path)
-    finally:
-        # The descriptor is ours; the conversation has done its part.
+    except BaseException:
         await talk.aclose()
+        raise
     try:
         size: int | None = opened.stat.size
         # Files of /proc and /sys say 0, or a page, whatever they hold.
@@ -56,18 +57,21 @@ async def read_file(
         start, end = span or (0, size)
     except BaseException:
         os.close(opened.fd)
+        await talk.aclose()
         raise
     return StreamAnswer(
-        200 if span is None else 206, _sent(opened.fd, start, end), length=None if end is None else end - start, headers=headers
+        200 if span is None else 206, _sent(talk, opened.fd, start, end), length=None if end is None else end - start, headers=headers
     )
 
 
-async def _sent(fd: int, start: int, end: int | None) -> AsyncGenerator[bytes, None]:
+async def _sent(talk: FilesConversation, fd: int, start: int, end: int | None) -> AsyncGenerator[bytes, None]:
     try:
         async for piece in read_pieces(fd, start, end):
             yield piece
     finally:
         os.close(fd)
+        # Open until now, since a conversation is what tells the edge that the sandbox is not idle.
+        await talk.aclose()
 
 
 @put(_AT, tags=["files"])

@@ -34,7 +34,8 @@ async def _connected(
 ) -> AsyncIterator[tuple[asyncio.StreamReader, asyncio.StreamWriter]]:
     if not port.isdigit() or not 1 <= int(port) <= 65535:
         raise InvalidArgument(f"port {port!r:.20} is not a number from 1 to 65535", field="port")
-    fd = await edge_of(connection).connect(sandbox_id, int(port))
+    edge = edge_of(connection)
+    fd = await edge.connect(sandbox_id, int(port))
     try:
         opened = sockets.socket(fileno=fd)
     except OSError:
@@ -47,7 +48,8 @@ async def _connected(
         opened.close()
         raise
     try:
-        yield reader, writer
+        with edge.hold(sandbox_id):
+            yield reader, writer
     finally:
         writer.close()
         with contextlib.suppress(OSError):

@@ -10,12 +10,15 @@ from litestar.params import FromPath, JSONBody, QueryParameter
 from dsec.apiserver.state import edge_of, metrics_of
 from dsec.apiserver.wire import WireRequest
 from libdsec.errors import DSecError
-from libdsec.schema import ExecRequest, ExecResult, ProcessInfo, SignalRequest
+from libdsec.schema import ExecRequest, ExecResult, ProcessInfo, SignalRequest, StreamOutput
 
 __all__ = ["ROUTES"]
 
 _AT = "/v1/sandboxes/{sandbox_id:str}"
 MAX_WAIT_SECONDS = 3600.0
+OutputStream = Annotated[int, QueryParameter(ge=1, le=2, description="1 is stdout, 2 is stderr.")]
+OutputOffset = Annotated[int, QueryParameter(ge=0)]
+OutputLimit = Annotated[int, QueryParameter(ge=1, le=16 << 20)]
 WaitSeconds = Annotated[float, QueryParameter(ge=0, le=MAX_WAIT_SECONDS)]
 
 
@@ -68,10 +71,23 @@ async def get_result(
     return await edge_of(request).result(sandbox_id, op_id, wait)
 
 
+@get(_AT + "/processes/{op_id:str}/output", tags=["processes"])
+async def get_output(
+    request: WireRequest,
+    sandbox_id: FromPath[str],
+    op_id: FromPath[str],
+    stream: OutputStream = 1,
+    offset: OutputOffset = 0,
+    limit: OutputLimit = 1 << 20,
+) -> StreamOutput:
+    """Kept output of one stream from `offset` on, at most `limit` bytes; of a running command what is there now."""
+    return await edge_of(request).output(sandbox_id, op_id, stream, offset, limit)
+
+
 @post(_AT + "/processes/{op_id:str}/signal", tags=["processes"], status_code=204)
 async def signal_process(request: WireRequest, sandbox_id: FromPath[str], op_id: FromPath[str], data: JSONBody[SignalRequest]) -> None:
     """Send a signal to the leader or to the whole tree."""
     await edge_of(request).signal(sandbox_id, op_id, data)
 
 
-ROUTES = [exec_command, list_processes, start_process, get_process, get_result, signal_process]
+ROUTES = [exec_command, list_processes, start_process, get_process, get_result, get_output, signal_process]

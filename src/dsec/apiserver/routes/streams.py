@@ -13,11 +13,10 @@ from litestar.params import FromPath
 
 from dsec.apiserver.channels import Gone, WireSocket, accept, close_with, receive, run_until_first, send
 from dsec.apiserver.failures import typed_error
-from dsec.apiserver.recorded import Recorded
 from dsec.apiserver.state import edge_of
 from dsec.backends.protocol import Attachment, OutputChunk, StreamEnd
 from libdsec import streaming
-from libdsec.errors import Conflict, DSecError, InvalidArgument, NotFound, SandboxFailed
+from libdsec.errors import Conflict, InvalidArgument
 from libdsec.schema import SignalRequest
 from libdsec.signals import signal_number
 
@@ -37,17 +36,7 @@ async def stream_process(socket: WireSocket, sandbox_id: FromPath[str], op_id: F
             query = parse_qs(socket.scope["query_string"].decode("latin-1"))
             offsets = (_number(query, "stdout_offset", 0, 1 << 62), _number(query, "stderr_offset", 0, 1 << 62))
             credit = _number(query, "credit", streaming.DEFAULT_CREDIT, CREDIT_MAX)
-            attachment: Attachment
-            try:
-                attachment = await edge_of(socket).attach(
-                    sandbox_id, op_id, stdout_offset=offsets[0], stderr_offset=offsets[1], credit=credit
-                )
-            except (NotFound, Conflict, SandboxFailed) as error:
-                # Ended and forgotten below, perhaps together with its sandbox: the record has what was kept.
-                try:
-                    attachment = Recorded(await edge_of(socket).result(sandbox_id, op_id), offsets, credit)
-                except DSecError:
-                    raise error from None
+            attachment = await edge_of(socket).attach(sandbox_id, op_id, stdout_offset=offsets[0], stderr_offset=offsets[1], credit=credit)
             try:
                 commands = _Commands(socket, attachment)
                 await run_until_first(_send_output(socket, attachment), commands.read(), commands.feed_stdin())
