@@ -17,7 +17,7 @@ from libdsec import DSecClient
 
 from .carry import Changes
 from .daemon import make_run_folder, remove_run_folder, serving
-from .leftovers import network, settle
+from .leftovers import settle
 from .policies import Episode, make
 from .prepare import Prepared, prepare
 from .progress import Progress
@@ -60,7 +60,6 @@ class Job:
         """All of it. Cancelled at any point it stops what it started and then raises; `result` says what was left even then."""
         self.state.mkdir(parents=True, exist_ok=True)
         with _only_one(self.state):
-            network_before = network()
             run = await make_run_folder(self.state)
             self.result.run = str(run)
             try:
@@ -74,7 +73,7 @@ class Job:
             finally:
                 remove_run_folder(self.state, run)
                 # Not in a thread: that would have to be waited for through a cancellation, and nothing else is left to do by now.
-                self.result.left = settle(self.state, run, network_before)
+                self.result.left = settle(self.state, run)
             self._keep_trajectories()
         return self.result
 

@@ -35,8 +35,8 @@ def objections_to(outcomes: Sequence[Outcome]) -> list[str]:
 
 def print_table(console: Console, outcomes: Sequence[Outcome]) -> None:
     """One row a policy, then why nothing was earned, counted."""
-    table = Table(box=box.SIMPLE_HEAD, header_style="bold")
-    table.add_column("policy")
+    table = Table(box=box.SIMPLE_HEAD, header_style="bold", collapse_padding=True, pad_edge=False)
+    table.add_column("policy", no_wrap=True)
     for heading in ("rollouts", "failed", "reward", "steps", "create ms\np50 / p99", "exec ms\np50 / p99", "peak MB"):
         table.add_column(heading, justify="right", no_wrap=True)
     for policy, row in summary(outcomes).items():

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from dsec.resources.plan import instance_name
 from dsec.testing import leaks
 from examples.rollouts.daemon import make_run_folder, remove_run_folder
 from examples.rollouts.leftovers import left, settle
@@ -24,20 +25,20 @@ def folders() -> Iterator[tuple[Path, Path]]:
 
 
 def test_nothing_is_found_where_nothing_is(folders: tuple[Path, Path]) -> None:
-    assert settle(*folders, frozenset(os.listdir("/sys/class/net"))) == []
+    assert settle(*folders) == []
 
 
 def test_a_run_folder_is_found(folders: tuple[Path, Path]) -> None:
     state, run = folders
     run.mkdir()
-    assert left(state, run, frozenset()) == [f"file: {run}"]
+    assert left(state, run) == [f"file: {run}"]
 
 
 def test_a_process_of_the_server_is_found_by_its_environment(folders: tuple[Path, Path]) -> None:
     state, run = folders
     process = subprocess.Popen(["sleep", "321"], env={"PATH": os.environ["PATH"], "DSEC_RUN": str(run)})
     try:
-        assert left(state, run, frozenset()) == [f"process: {process.pid} sleep 321"]
+        assert left(state, run) == [f"process: {process.pid} sleep 321"]
     finally:
         process.kill()
         process.wait()
@@ -50,21 +51,21 @@ def test_a_mount_is_found_and_keeps_the_run_folder_for_the_next_job(folders: tup
     subprocess.run(["mount", "-t", "tmpfs", "none", str(run / "layers")], check=True)
     try:
         remove_run_folder(state, run)
-        assert left(state, run, frozenset()) == [f"mount: {run}/layers", f"file: {run}"]
+        assert left(state, run) == [f"mount: {run}/layers", f"file: {run}"]
     finally:
         subprocess.run(["umount", str(run / "layers")], check=True)
     remove_run_folder(state, run)
-    assert left(state, run, frozenset()) == []
+    assert left(state, run) == []
 
 
 @pytest.mark.root
 def test_a_cgroup_is_found(folders: tuple[Path, Path]) -> None:
     state, run = folders
     parent = next(path for path in leaks.cgroup_hierarchies() if os.access(path / "cgroup.procs", os.W_OK))
-    group = parent / leaks.instance_cgroup(run)
+    group = parent / instance_name(run)
     group.mkdir()
     try:
-        assert left(state, run, frozenset()) == [f"cgroup: {group}"]
+        assert left(state, run) == [f"cgroup: {group}"]
     finally:
         group.rmdir()
 
