@@ -123,7 +123,7 @@ class Daemon:
         scratch = self.state / "scratch"
         return {
             "processes": len(self.pids()),
-            "edge_fds": descriptor_count(self.pid) if self.pid else 0,
+            "edge_fds": descriptor_count(self.pid, except_socket=self.run / "dsec.sock"),
             "mounts": mounts_below(self.run, self.state),
             "cgroups": cgroups_of(self.run),
             "sockets": sum(1 for _ in (self.run / "sandboxes").iterdir()) if (self.run / "sandboxes").is_dir() else 0,

@@ -155,11 +155,18 @@ def processes_naming(text: str) -> set[int]:
     return found
 
 
-def descriptor_count(pid: int) -> int:
-    """Open file descriptors; 0 if the process is gone."""
+def descriptor_count(pid: int, *, except_socket: Path | None = None) -> int:
+    """Open file descriptors, without the listener on `except_socket` and the connections to it; 0 if the process is gone."""
+    ours: set[str] = set()
+    if except_socket is not None:
+        lines = [line.split() for line in Path("/proc/net/unix").read_text().splitlines()[1:]]
+        ours = {f"socket:[{fields[6]}]" for fields in lines if fields[7:] == [str(except_socket)]}
+    count = 0
     with contextlib.suppress(OSError):
-        return len(os.listdir(f"/proc/{pid}/fd"))
-    return 0
+        for name in os.listdir(f"/proc/{pid}/fd"):
+            with contextlib.suppress(OSError):
+                count += os.readlink(f"/proc/{pid}/fd/{name}") not in ours
+    return count
 
 
 def mounts_below(*folders: Path) -> int:

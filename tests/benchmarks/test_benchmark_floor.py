@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import socket
 from pathlib import Path
 
 import pytest
@@ -39,6 +40,18 @@ async def test_a_root_that_is_none_is_a_failure(tmp_path):
     block = await Floor(empty, tmp_path).create(2, 1)
     assert (block.samples_ms, block.failures) == ([], 2)
     assert "ended with status" in block.first_error
+
+
+def test_connections_of_clients_are_not_counted(tmp_path):
+    with socket.socket(socket.AF_UNIX) as listener, socket.socket(socket.AF_UNIX) as client:
+        before = descriptor_count(os.getpid(), except_socket=tmp_path / "s")
+        listener.bind(str(tmp_path / "s"))
+        listener.listen()
+        client.connect(str(tmp_path / "s"))
+        accepted, _ = listener.accept()
+        with accepted:
+            assert descriptor_count(os.getpid()) == before + 1
+            assert descriptor_count(os.getpid(), except_socket=tmp_path / "s") == before - 1, "listener and accepted are the server's API"
 
 
 def test_readings_of_this_process_are_plausible():
