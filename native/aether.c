@@ -1,4 +1,5 @@
-/* aether: one a sandbox, on the host. It owns the sandbox's init and its sessions, and hands each connection to the chronus that it concerns. */
+/* aether: one a sandbox, on the host. It owns the sandbox's init and its sessions, and hands each connection to the chronus that it
+ * concerns. */
 #define _GNU_SOURCE
 #include "aether.h"
 
@@ -73,12 +74,6 @@ static void node_remove(struct aether *a, struct node **list, struct node *n, bo
     if (n->fd >= 0 && close_fd)
         close(n->fd);
     free(n);
-}
-
-static void refuse(int sock, const char *code, int ran, const char *message) {
-    struct trouble t = {.ran = ran};
-    fail(&t, code, NULL, 0, "%s", message);
-    send_trouble(sock, &t);
 }
 
 static void ready_frame(const struct aether *a, struct out *o) {
@@ -448,7 +443,8 @@ static void serve(struct aether *a) {
 /* One above the highest descriptor that every child needs: the lowest free one would do only if there were no gaps below. */
 static int floor_of(const struct aether *a) {
     const struct sandbox *s = &a->s;
-    const int kept[] = {s->host->root, s->host->proc, s->host->empty_ns, s->init_pidfd, s->userns, s->root, s->devpts, s->meminfo, s->cgroups, s->oom};
+    const int kept[] = {s->host->root, s->host->proc, s->host->empty_ns, s->init_pidfd, s->userns,
+                        s->root,       s->devpts,     s->meminfo,        s->cgroups,    s->oom};
     int highest = a->children.fd > a->epoll ? a->children.fd : a->epoll;
     for (size_t i = 0; i < sizeof kept / sizeof *kept; i++)
         if (kept[i] > highest)
@@ -464,8 +460,16 @@ _Noreturn void aether_main(const struct host *h, struct frame *launch, int birth
     struct trouble t = {0};
     struct out o = {0};
     sigset_t child;
-    a.s = (struct sandbox){
-        .host = h, .birth = birth, .listener = -1, .init_pidfd = -1, .userns = -1, .root = -1, .devpts = -1, .meminfo = -1, .cgroups = -1, .oom = -1};
+    a.s = (struct sandbox){.host = h,
+                           .birth = birth,
+                           .listener = -1,
+                           .init_pidfd = -1,
+                           .userns = -1,
+                           .root = -1,
+                           .devpts = -1,
+                           .meminfo = -1,
+                           .cgroups = -1,
+                           .oom = -1};
     setsid();
     prctl(PR_SET_NAME, "aether");
     signal(SIGCHLD, SIG_DFL);

@@ -11,11 +11,11 @@
 
 /* Made once by the launcher, inherited by every aether. */
 struct host {
-    int root;       /* O_PATH of / */
-    int proc;       /* O_PATH of /proc */
-    int empty_ns;   /* a mount namespace with only a tmpfs of empty mount points */
-    char *cpuinfo;  /* /proc/cpuinfo as read at start */
-    char *argv_at;  /* where the kernel reads the command line from */
+    int root;      /* O_PATH of / */
+    int proc;      /* O_PATH of /proc */
+    int empty_ns;  /* a mount namespace with only a tmpfs of empty mount points */
+    char *cpuinfo; /* /proc/cpuinfo as read at start */
+    char *argv_at; /* where the kernel reads the command line from */
     size_t argv_len;
 };
 
@@ -25,11 +25,11 @@ struct sandbox {
     int birth, listener;
     int init_pid, init_pidfd;
     int userns;
-    int root;      /* O_PATH of the sandbox's / */
-    int devpts;    /* its devpts mount */
-    int meminfo;   /* write end of what /proc/meminfo shows, or -1 */
-    int cgroups;   /* O_PATH of the folder in which sessions make theirs, or -1 */
-    int oom;       /* read end of OOM_FILE, or -1 */
+    int root;    /* O_PATH of the sandbox's / */
+    int devpts;  /* its devpts mount */
+    int meminfo; /* write end of what /proc/meminfo shows, or -1 */
+    int cgroups; /* O_PATH of the folder in which sessions make theirs, or -1 */
+    int oom;     /* read end of OOM_FILE, or -1 */
     int joins[MAX_JOINS];
     int join_count;
 };

@@ -35,28 +35,14 @@ static int loopback_up(void) {
     return rc;
 }
 
-static int sysctls_set(const struct sandbox *s, struct trouble *t) {
-    char path[256];
-    for (int i = 0; i < s->spec.sysctls.count; i++) {
-        struct blob *b = &s->spec.sysctls.items[i];
-        snprintf(path, sizeof path, "sys/%s", b->path);
-        int fd = openat(s->host->proc, path, O_WRONLY | O_CLOEXEC);
-        ssize_t n = fd < 0 ? -1 : write(fd, b->value, b->length);
-        if (fd >= 0)
-            close(fd);
-        if (n != (ssize_t)b->length)
-            return fail(t, "internal", NULL, -1, "cannot set sysctl %s", b->path);
-    }
-    return 0;
-}
-
 static int capabilities_drop_all(void) {
     struct __user_cap_header_struct header = {.version = _LINUX_CAPABILITY_VERSION_3};
     struct __user_cap_data_struct data[2] = {{0}};
     return (int)syscall(SYS_capset, &header, data);
 }
 
-/* Reaps whatever is left to it. Its memory is that of aether and stays closed to the guest: not dumpable, and owned by the initial user namespace. */
+/* Reaps whatever is left to it. Its memory is that of aether and stays closed to the guest: not dumpable, and owned by the initial user
+ * namespace. */
 _Noreturn static void init_loop(void) {
     sigset_t child;
     sigemptyset(&child);
@@ -84,8 +70,6 @@ static int init_prepare(struct sandbox *s, int overlay, int faces, int *devpts, 
         return fail(t, "internal", NULL, -1, "cannot make a cgroup namespace");
     if (loopback_up() < 0)
         return fail(t, "internal", NULL, -1, "cannot bring loopback up");
-    if (sysctls_set(s, t) < 0)
-        return -1;
     const char *name = s->spec.hostname ? s->spec.hostname : "sandbox";
     if (sethostname(name, strlen(name)) < 0)
         return fail(t, "invalid_argument", "hostname", -1, "cannot set hostname %s", name);

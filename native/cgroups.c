@@ -48,7 +48,9 @@ int cgroups_make(struct sandbox *s, struct trouble *t) {
             return fail(t, "internal", NULL, -1, "cannot open %s", spec->cgroup_joins.items[i]);
         s->joins[s->join_count++] = fd;
     }
-    const char *base = spec->cgroup_v2 ? spec->cgroup_v2 : spec->cgroup_dirs.count ? spec->cgroup_dirs.items[spec->cgroup_dirs.count - 1] : NULL;
+    const char *base = spec->cgroup_v2           ? spec->cgroup_v2
+                       : spec->cgroup_dirs.count ? spec->cgroup_dirs.items[spec->cgroup_dirs.count - 1]
+                                                 : NULL;
     if (base && (s->cgroups = host_open(s->host, base, O_RDONLY | O_DIRECTORY)) < 0)
         return fail(t, "internal", NULL, -1, "cannot open cgroup %s", base);
     if (spec->oom_file && (s->oom = host_open(s->host, spec->oom_file, O_RDONLY)) < 0)
@@ -122,9 +124,13 @@ static int each_process(int group, int signum, int except) {
     return count;
 }
 
-int session_group_signal(int group, int signum, int except) { return each_process(group, signum, except); }
+int session_group_signal(int group, int signum, int except) {
+    return each_process(group, signum, except);
+}
 
-bool session_group_empty(int group) { return each_process(group, 0, 0) == 0; }
+bool session_group_empty(int group) {
+    return each_process(group, 0, 0) == 0;
+}
 
 /* cgroup.kill (v2, Linux 5.14), else kill what is there until nothing is. */
 int session_group_kill(int group) {
@@ -165,7 +171,8 @@ static void remove_children(int dir) {
     closedir(d);
 }
 
-/* The first folder named may be the instance's own and is shared: it stays while others are in it (ENOTEMPTY, EBUSY), without being a leak. */
+/* The first folder named may be the instance's own and is shared: it stays while others are in it (ENOTEMPTY, EBUSY), without being a leak.
+ */
 int cgroups_remove(struct sandbox *s) {
     int left = 0;
     for (int try = 0; try < 150; try++) {

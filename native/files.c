@@ -1,14 +1,14 @@
 /*
- * A files conversation: a process of ours that has become the sandbox's user in the sandbox's mount namespace, but is in nobody's pid namespace inside.
- * Paths are resolved in the sandbox's own root; contents never pass through here: edge gets the descriptor.
+ * A files conversation: a process of ours that has become the sandbox's user in the sandbox's mount namespace, but is in nobody's pid
+ * namespace inside. Paths are resolved in the sandbox's own root; contents never pass through here: edge gets the descriptor.
  */
 #define _GNU_SOURCE
 #include "aether.h"
+#include "paths.h"
 
 #include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
-#include <linux/openat2.h>
 #include <poll.h>
 #include <signal.h>
 #include <stdio.h>
@@ -20,12 +20,11 @@
 #include <sys/socket.h>
 #include <sys/stat.h>
 #include <time.h>
-#include <sys/syscall.h>
 #include <unistd.h>
 
 #define MAX_OPEN_WRITES 64
-#define LIST_BATCH (192 << 10)
-#define MAX_DEPTH 256
+#define LIST_BATCH      (192 << 10)
+#define MAX_DEPTH       256
 
 enum op { STAT = 1, LIST, OPEN_READ, OPEN_WRITE, COMMIT, ABORT, MKDIR, MOVE, REMOVE, SET, SYMLINK, READLINK };
 enum flag { PARENTS = 1, RECURSIVE = 2, FOLLOW = 4, OVERWRITE = 8, IN_PLACE = 16 };
@@ -50,88 +49,10 @@ struct conversation {
     struct out out;
 };
 
-static int fail_errno(struct trouble *t, const char *field, const char *path, const char *doing) {
-    switch (errno) {
-    case ENOENT: return fail(t, "not_found", field, -1, "cannot %s %.150s", doing, path);
-    case EACCES:
-    case EPERM:
-    case EROFS: return fail(t, "denied", field, -1, "cannot %s %.150s", doing, path);
-    case EDQUOT:
-    case ENOSPC:
-    case EFBIG: return fail(t, "quota_exceeded", "disk_limit_mb", -1, "cannot %s %.150s", doing, path);
-    case EEXIST:
-    case ENOTEMPTY:
-    case EBUSY:
-    case ETXTBSY: return fail(t, "conflict", field, -1, "cannot %s %.150s", doing, path);
-    default: return fail(t, "invalid_argument", field, -1, "cannot %s %.150s", doing, path);
-    }
-}
-
-static int open_inside(int root, const char *path, int flags, int mode) {
-    struct open_how how = {.flags = (uint64_t)(flags | O_CLOEXEC), .mode = (uint64_t)mode, .resolve = RESOLVE_IN_ROOT | RESOLVE_NO_MAGICLINKS};
-    return (int)syscall(SYS_openat2, root, path, &how, sizeof how);
-}
-
-/* The folder that holds path's last part, following links as the sandbox would, and that part. "/" has none. */
-static int open_parent(const struct conversation *c, const char *path, char *base, size_t size, bool make, struct trouble *t);
-
-static int make_parents(const struct conversation *c, const char *dir, struct trouble *t) {
-    char copy[4096];
-    if (snprintf(copy, sizeof copy, "%s", dir) >= (int)sizeof copy)
-        return errno = ENAMETOOLONG, fail_errno(t, "path", dir, "make");
-    for (char *at = copy + 1; *at; at++) {
-        if (*at != '/')
-            continue;
-        *at = 0;
-        char base[256];
-        int parent = open_parent(c, copy, base, sizeof base, false, t);
-        if (parent >= 0) {
-            int rc = mkdirat(parent, base, 0755);
-            int error = errno;
-            close(parent);
-            errno = error;
-            if (rc < 0 && errno != EEXIST)
-                return fail_errno(t, "path", copy, "make");
-        } else if (base[0]) {
-            return -1;
-        }
-        *at = '/';
-    }
-    return 0;
-}
-
-static int open_parent(const struct conversation *c, const char *path, char *base, size_t size, bool make, struct trouble *t) {
-    char copy[4096];
-    base[0] = 0;
-    if (snprintf(copy, sizeof copy, "%s", path) >= (int)sizeof copy)
-        return errno = ENAMETOOLONG, fail_errno(t, "path", path, "open");
-    size_t n = strlen(copy);
-    while (n > 1 && copy[n - 1] == '/')
-        copy[--n] = 0;
-    char *slash = strrchr(copy, '/');
-    const char *name = slash ? slash + 1 : copy;
-    if (!*name || strcmp(name, ".") == 0 || strcmp(name, "..") == 0)
-        return fail(t, "invalid_argument", "path", 0, "%.150s has no name of its own", path);
-    if (snprintf(base, size, "%s", name) >= (int)size)
-        return errno = ENAMETOOLONG, fail_errno(t, "path", path, "open");
-    if (slash)
-        slash[slash == copy] = 0;
-    const char *dir = slash ? copy : "/";
-    int fd = open_inside(c->root, dir, O_PATH | O_DIRECTORY, 0);
-    if (fd < 0 && errno == ENOENT && make) {
-        char with_slash[4200];
-        snprintf(with_slash, sizeof with_slash, "%s/", dir);
-        if (make_parents(c, with_slash, t) < 0)
-            return -1;
-        fd = open_inside(c->root, dir, O_PATH | O_DIRECTORY, 0);
-    }
-    if (fd < 0)
-        return fail_errno(t, "path", path, "open the folder of");
-    return fd;
-}
-
 /* An open file of ours, by its name in the host's /proc: for calls that need a path but must not resolve one again. */
-static void own_path(int fd, char *to, size_t size) { snprintf(to, size, "self/fd/%d", fd); }
+static void own_path(int fd, char *to, size_t size) {
+    snprintf(to, size, "self/fd/%d", fd);
+}
 
 static void out_stat(struct out *o, const char *path, const struct stat *st, const char *target) {
     out_text(o, T_PATH, path);
@@ -292,7 +213,7 @@ static int write_place(struct conversation *c, const struct job *j, struct write
     } else if (errno != ENOENT) {
         return fail_errno(t, "path", path, "write");
     }
-    w->dir = open_parent(c, path, w->final, sizeof w->final, j->flags & PARENTS, t);
+    w->dir = open_parent(c->root, path, w->final, sizeof w->final, j->flags & PARENTS, t);
     return w->dir < 0 ? -1 : 0;
 }
 
@@ -368,7 +289,7 @@ static int do_finish(struct conversation *c, const struct job *j, struct trouble
 
 static int do_mkdir(struct conversation *c, const struct job *j, struct trouble *t) {
     char base[256];
-    int dir = open_parent(c, j->path, base, sizeof base, j->flags & PARENTS, t);
+    int dir = open_parent(c->root, j->path, base, sizeof base, j->flags & PARENTS, t);
     if (dir < 0)
         return -1;
     int64_t mode = j->mode >= 0 ? j->mode : 0755;
@@ -393,8 +314,8 @@ static int do_move(struct conversation *c, const struct job *j, struct trouble *
     char from_name[256], to_name[256];
     if (!j->target)
         return fail(t, "invalid_argument", "target", 0, "move needs a target");
-    int from = open_parent(c, j->path, from_name, sizeof from_name, false, t), to = -1, rc = -1;
-    if (from < 0 || (to = open_parent(c, j->target, to_name, sizeof to_name, j->flags & PARENTS, t)) < 0)
+    int from = open_parent(c->root, j->path, from_name, sizeof from_name, false, t), to = -1, rc = -1;
+    if (from < 0 || (to = open_parent(c->root, j->target, to_name, sizeof to_name, j->flags & PARENTS, t)) < 0)
         goto out;
     rc = j->flags & OVERWRITE ? renameat(from, from_name, to, to_name) : renameat2(from, from_name, to, to_name, RENAME_NOREPLACE);
     if (rc < 0)
@@ -438,7 +359,7 @@ static int remove_tree(int dir, const char *name, int depth) {
 static int do_remove(struct conversation *c, const struct job *j, struct trouble *t) {
     char base[256];
     struct stat st;
-    int dir = open_parent(c, j->path, base, sizeof base, false, t), rc;
+    int dir = open_parent(c->root, j->path, base, sizeof base, false, t), rc;
     if (dir < 0)
         return -1;
     if (j->flags & RECURSIVE)
@@ -482,14 +403,16 @@ static int do_symlink(struct conversation *c, const struct job *j, struct troubl
     char base[256];
     if (!j->target)
         return fail(t, "invalid_argument", "target", 0, "a symbolic link needs a target");
-    int dir = open_parent(c, j->path, base, sizeof base, j->flags & PARENTS, t);
+    int dir = open_parent(c->root, j->path, base, sizeof base, j->flags & PARENTS, t);
     if (dir < 0)
         return -1;
     int rc = symlinkat(j->target, dir, base);
     if (rc < 0)
         fail_errno(t, "path", j->path, "link");
     else if (j->uid >= 0 || j->gid >= 0)
-        rc = fchownat(dir, base, (uid_t)j->uid, (gid_t)j->gid, AT_SYMLINK_NOFOLLOW) < 0 ? fail_errno(t, "owner", j->path, "change the owner of") : 0;
+        rc = fchownat(dir, base, (uid_t)j->uid, (gid_t)j->gid, AT_SYMLINK_NOFOLLOW) < 0
+                 ? fail_errno(t, "owner", j->path, "change the owner of")
+                 : 0;
     close(dir);
     if (rc < 0)
         return -1;
@@ -578,8 +501,9 @@ _Noreturn static void watch_path(struct conversation *c, const struct job *j) {
     }
     /* inotify takes only paths; this one names the file that was just opened. */
     own_path(fd, proc, sizeof proc);
-    if (fchdir(c->s->host->proc) < 0 ||
-        inotify_add_watch(in, proc, IN_CREATE | IN_MODIFY | IN_CLOSE_WRITE | IN_DELETE | IN_MOVED_FROM | IN_MOVED_TO | IN_ATTRIB | IN_DELETE_SELF | IN_MOVE_SELF) < 0) {
+    if (fchdir(c->s->host->proc) < 0 || inotify_add_watch(in, proc,
+                                                          IN_CREATE | IN_MODIFY | IN_CLOSE_WRITE | IN_DELETE | IN_MOVED_FROM | IN_MOVED_TO |
+                                                              IN_ATTRIB | IN_DELETE_SELF | IN_MOVE_SELF) < 0) {
         fail_errno(&t, "path", j->path, "watch");
         goto bad;
     }
@@ -651,8 +575,12 @@ void chronus_files(struct sandbox *s, int conn) {
         _exit(1);
     if (job_parse(&j, &f, &name) < 0)
         fail(&t, "invalid_argument", "user", 0, "malformed request");
-    else if (user_find(s, name && *name ? name : s->spec.user ? s->spec.user : "root", &u, &t) == 0 && cgroups_join(s, &t) == 0 &&
-             enter_sandbox(s, &u, false, &t) == 0) {
+    else if (user_find(s,
+                       name && *name  ? name
+                       : s->spec.user ? s->spec.user
+                                      : "root",
+                       &u, &t) == 0 &&
+             cgroups_join(s, &t) == 0 && enter_sandbox(s, &u, false, &t) == 0) {
         umask(0);
         prctl(PR_SET_PDEATHSIG, SIGKILL); /* cleared by the change of user */
         if (getppid() != aether)

@@ -3,8 +3,12 @@
 #include <stdlib.h>
 #include <string.h>
 
-static uint16_t get16(const uint8_t *p) { return (uint16_t)(p[0] | p[1] << 8); }
-static uint32_t get32(const uint8_t *p) { return (uint32_t)p[0] | (uint32_t)p[1] << 8 | (uint32_t)p[2] << 16 | (uint32_t)p[3] << 24; }
+static uint16_t get16(const uint8_t *p) {
+    return (uint16_t)(p[0] | p[1] << 8);
+}
+static uint32_t get32(const uint8_t *p) {
+    return (uint32_t)p[0] | (uint32_t)p[1] << 8 | (uint32_t)p[2] << 16 | (uint32_t)p[3] << 24;
+}
 static void put16(uint8_t *p, uint16_t v) {
     p[0] = (uint8_t)v;
     p[1] = (uint8_t)(v >> 8);
@@ -29,7 +33,9 @@ int frame_parse(const uint8_t *buf, size_t len, struct frame *out) {
     return (int)(FRAME_HEADER + length);
 }
 
-struct fields fields_of(const struct frame *f) { return (struct fields){f->payload, f->payload + f->length}; }
+struct fields fields_of(const struct frame *f) {
+    return (struct fields){f->payload, f->payload + f->length};
+}
 
 int field_next(struct fields *fs, struct field *out) {
     size_t left = (size_t)(fs->end - fs->at);
@@ -47,7 +53,9 @@ int field_next(struct fields *fs, struct field *out) {
     return 1;
 }
 
-bool field_is_number(const struct field *f) { return f->length == 8; }
+bool field_is_number(const struct field *f) {
+    return f->length == 8;
+}
 
 int64_t field_number(const struct field *f) {
     if (f->length != 8)
@@ -113,7 +121,9 @@ void out_bytes(struct out *o, enum tag tag, const void *value, size_t len) {
     out_raw(o, value, len);
 }
 
-void out_text(struct out *o, enum tag tag, const char *value) { out_bytes(o, tag, value, strlen(value)); }
+void out_text(struct out *o, enum tag tag, const char *value) {
+    out_bytes(o, tag, value, strlen(value));
+}
 
 void out_number(struct out *o, enum tag tag, int64_t value) {
     uint8_t b[8];
@@ -141,7 +151,9 @@ void out_unnest(struct out *o, size_t at) {
         put32(o->buf + at - 4, (uint32_t)(o->len - at));
 }
 
-void out_reset(struct out *o) { o->len = 0; }
+void out_reset(struct out *o) {
+    o->len = 0;
+}
 
 void out_free(struct out *o) {
     free(o->buf);

@@ -191,6 +191,12 @@ int send_trouble(int sock, const struct trouble *t) {
     return rc;
 }
 
+void refuse(int sock, const char *code, int ran, const char *message) {
+    struct trouble t = {.ran = ran};
+    fail(&t, code, NULL, 0, "%s", message);
+    send_trouble(sock, &t);
+}
+
 int send_ok(int sock) {
     struct out o = {0};
     out_begin(&o, K_OK, 0);
@@ -212,4 +218,6 @@ void set_timeouts(int sock, int seconds) {
     setsockopt(sock, SOL_SOCKET, SO_SNDTIMEO, &tv, sizeof tv);
 }
 
-int open_pidfd(int pid) { return (int)syscall(SYS_pidfd_open, pid, 0); }
+int open_pidfd(int pid) {
+    return (int)syscall(SYS_pidfd_open, pid, 0);
+}

@@ -23,7 +23,8 @@ struct inbox {
 
 /* Next whole frame already received: its size, 0 none, -1 malformed. The frame is valid until the next inbox call. */
 int inbox_next(struct inbox *in, struct frame *out);
-/* One recv into the inbox: bytes, 0 at the peer's end, -1 with errno. A descriptor that came along is put in *fd (else untouched); further ones are closed. */
+/* One recv into the inbox: bytes, 0 at the peer's end, -1 with errno. A descriptor that came along is put in *fd (else untouched); further
+ * ones are closed. */
 long inbox_fill(struct inbox *in, int sock, int *fd);
 void inbox_free(struct inbox *in);
 
@@ -34,6 +35,7 @@ int recv_frame(int sock, struct inbox *in, struct frame *out, int timeout_ms);
 int send_all(int sock, const void *buf, size_t len, int fd);
 int send_out(int sock, struct out *o, int fd);
 int send_trouble(int sock, const struct trouble *t);
+void refuse(int sock, const char *code, int ran, const char *message);
 int send_ok(int sock);
 
 int64_t now_ns(int clock);

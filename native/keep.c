@@ -46,7 +46,9 @@ uint8_t *keep_space(struct keep *k, uint64_t oldest_unsent, size_t *size) {
     return k->tail + at;
 }
 
-void keep_wrote(struct keep *k, size_t n) { k->total += n; }
+void keep_wrote(struct keep *k, size_t n) {
+    k->total += n;
+}
 
 uint64_t keep_from(const struct keep *k, uint64_t from, bool ended) {
     if (from > k->total)

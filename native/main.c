@@ -19,7 +19,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#define EDGE_SOCKET 3
+#define EDGE_SOCKET     3
 #define MAX_WAITING_FDS 64
 
 static int die(const char *what) {
@@ -32,7 +32,8 @@ static int empty_namespace_enter(void) {
         return -1;
     if (mount("dsec", "/tmp", "tmpfs", MS_NOSUID | MS_NODEV | MS_NOEXEC, "size=64k,mode=0700") < 0 || chdir("/tmp") < 0)
         return -1;
-    if (mkdir("root", 0755) < 0 || mkdir("faces", 0755) < 0 || mkdir("sys", 0755) < 0 || mkdir("empty", 0755) < 0 || mknod("null", S_IFREG | 0444, 0) < 0)
+    if (mkdir("root", 0755) < 0 || mkdir("faces", 0755) < 0 || mkdir("sys", 0755) < 0 || mkdir("empty", 0755) < 0 ||
+        mknod("null", S_IFREG | 0444, 0) < 0)
         return -1;
     if (syscall(SYS_pivot_root, ".", ".") < 0 || umount2(".", MNT_DETACH) < 0)
         return -1;

@@ -9,8 +9,8 @@
 #include <time.h>
 #include <unistd.h>
 
-#define SMALL (16 << 10)
-#define CHUNK (256 << 10)
+#define SMALL  (16 << 10)
+#define CHUNK  (256 << 10)
 #define GATHER (64 << 10)
 
 struct op *op_new(const char *id, size_t limit) {
@@ -168,7 +168,8 @@ static int next_data(struct op *op, struct reader *r, int s) {
 }
 
 static void next_eof(struct op *op, struct reader *r, int s) {
-    if (r->eof_sent[s] || !op->closed[s] || (!r->live && !op->ended) || keep_from(&op->keep[s], r->offset[s], op->ended && !r->live) < op->keep[s].total)
+    if (r->eof_sent[s] || !op->closed[s] || (!r->live && !op->ended) ||
+        keep_from(&op->keep[s], r->offset[s], op->ended && !r->live) < op->keep[s].total)
         return;
     out_begin(&r->pending, K_EOF, (uint16_t)(s + 1));
     out_end(&r->pending);

@@ -6,7 +6,7 @@
 #include "spawn.h"
 
 #define STDIN_WINDOW (256 << 10)
-#define LIVE_RING (2 << 20)
+#define LIVE_RING    (2 << 20)
 
 /* A connection that follows an op. Frames gather in `pending`; large output is sent from where it is kept, as one chunk at a time. */
 struct reader {

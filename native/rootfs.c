@@ -1,8 +1,8 @@
 /*
  * The sandbox's root: an overlay of idmapped layers under an idmapped upper, with proc, sys, dev and the walls on top.
  *
- * The mount namespace belongs to the initial user namespace, the workload to its own: root inside has no right over any mount, whatever capabilities
- * it holds. Nothing is ever mounted in the host's namespace.
+ * The mount namespace belongs to the initial user namespace, the workload to its own: root inside has no right over any mount, whatever
+ * capabilities it holds. Nothing is ever mounted in the host's namespace.
  */
 #define _GNU_SOURCE
 #include "aether.h"
@@ -39,7 +39,8 @@ int host_open(const struct host *h, const char *path, int flags) {
 }
 
 static int open_in_root(int root, const char *path, int flags, int mode) {
-    struct open_how how = {.flags = (uint64_t)(flags | O_CLOEXEC), .mode = (uint64_t)mode, .resolve = RESOLVE_IN_ROOT | RESOLVE_NO_MAGICLINKS};
+    struct open_how how = {
+        .flags = (uint64_t)(flags | O_CLOEXEC), .mode = (uint64_t)mode, .resolve = RESOLVE_IN_ROOT | RESOLVE_NO_MAGICLINKS};
     while (*path == '/')
         path++;
     return (int)syscall(SYS_openat2, root, *path ? path : ".", &how, sizeof how);
@@ -135,7 +136,8 @@ static int overlay_options(int fs, const struct sandbox *s, int *layers, int upp
     return 0;
 }
 
-/* overlayfs keeps the credentials of the one who creates it and acts on the upper with them, so they must be ids that the idmapped upper knows. */
+/* overlayfs keeps the credentials of the one who creates it and acts on the upper with them, so they must be ids that the idmapped upper
+ * knows. */
 static int overlay_create(int fs, int64_t base) {
     prctl(PR_SET_SECUREBITS, SECBIT_NO_SETUID_FIXUP);
     setfsgid((gid_t)base);
@@ -281,7 +283,8 @@ int faces_make(struct sandbox *s, struct trouble *t) {
         bad |= snprintf(path, sizeof path, "sys/%s", s->spec.sys_shown.items[i]) >= (int)sizeof path || folders_make(dir, path) < 0;
     }
     if (s->spec.cpus > 0) {
-        int n = s->spec.cpus > 1 ? snprintf(online, sizeof online, "0-%lld\n", (long long)s->spec.cpus - 1) : snprintf(online, sizeof online, "0\n");
+        int n = s->spec.cpus > 1 ? snprintf(online, sizeof online, "0-%lld\n", (long long)s->spec.cpus - 1)
+                                 : snprintf(online, sizeof online, "0\n");
         int a = file_make(dir, "online", 0444, online, (size_t)n);
         int b = file_make(dir, "cpuinfo", 0444, s->host->cpuinfo, cpuinfo_cut(s->host->cpuinfo, s->spec.cpus));
         bad |= a < 0 || b < 0;
@@ -310,7 +313,9 @@ int faces_make(struct sandbox *s, struct trouble *t) {
     return dir;
 }
 
-static int attach(int mount, int dir, const char *path) { return move_mount(mount, "", dir, path, MOVE_MOUNT_F_EMPTY_PATH); }
+static int attach(int mount, int dir, const char *path) {
+    return move_mount(mount, "", dir, path, MOVE_MOUNT_F_EMPTY_PATH);
+}
 
 /* Attach at a path of the image, which may be hostile: it is resolved inside the root and missing folders are made. */
 static int attach_in_root(int mount, int root, const char *path) {
@@ -326,7 +331,8 @@ static int attach_in_root(int mount, int root, const char *path) {
     return rc;
 }
 
-/* source (in dir) bound over path in root with these attributes; 1 if the path is not there. Descriptors are closed with all others at the end. */
+/* source (in dir) bound over path in root with these attributes; 1 if the path is not there. Descriptors are closed with all others at the
+ * end. */
 static int bind_over(int dir, const char *source, int root, const char *path, uint64_t attributes) {
     int at = open_in_root(root, path, O_PATH, 0);
     if (at < 0)
@@ -343,8 +349,11 @@ static int dev_make(const struct sandbox *s, int *devpts) {
         const char *name;
         unsigned minor, major;
     } nodes[] = {{"null", 3, 1}, {"zero", 5, 1}, {"full", 7, 1}, {"random", 8, 1}, {"urandom", 9, 1}, {"tty", 0, 5}};
-    static const struct option links[] = {
-        {"fd", "/proc/self/fd"}, {"stdin", "/proc/self/fd/0"}, {"stdout", "/proc/self/fd/1"}, {"stderr", "/proc/self/fd/2"}, {"ptmx", "pts/ptmx"}};
+    static const struct option links[] = {{"fd", "/proc/self/fd"},
+                                          {"stdin", "/proc/self/fd/0"},
+                                          {"stdout", "/proc/self/fd/1"},
+                                          {"stderr", "/proc/self/fd/2"},
+                                          {"ptmx", "pts/ptmx"}};
     char gid[24], shm_size[24];
     snprintf(gid, sizeof gid, "%lld", (long long)s->spec.uid_base + 5);
     snprintf(shm_size, sizeof shm_size, "%lld", (long long)(s->spec.shm_bytes > 0 ? s->spec.shm_bytes : 64 << 20));
@@ -384,7 +393,8 @@ static int mask_over(int root, const char *path) {
 }
 
 static int walls_make(const struct sandbox *s, int root, struct trouble *t) {
-    if (bind_over(AT_FDCWD, "/faces/empty", AT_FDCWD, "/empty", CLOSED) || bind_over(AT_FDCWD, "/root/dev/null", AT_FDCWD, "/null", CLOSED & ~MOUNT_ATTR_NODEV))
+    if (bind_over(AT_FDCWD, "/faces/empty", AT_FDCWD, "/empty", CLOSED) ||
+        bind_over(AT_FDCWD, "/root/dev/null", AT_FDCWD, "/null", CLOSED & ~MOUNT_ATTR_NODEV))
         return fail(t, "internal", NULL, -1, "cannot prepare the masks");
     for (int i = 0; i < s->spec.readonly.count; i++) {
         const char *path = s->spec.readonly.items[i];
@@ -430,6 +440,20 @@ static int faces_bind(const struct sandbox *s, int root, struct trouble *t) {
     return 0;
 }
 
+/* By the sandbox's own proc: in the host's, each network namespace adds an entry of the same name to one hash chain. */
+static int sysctls_set(const struct sandbox *s, int proc, struct trouble *t) {
+    char path[256];
+    for (int i = 0; i < s->spec.sysctls.count; i++) {
+        struct blob *b = &s->spec.sysctls.items[i];
+        snprintf(path, sizeof path, "sys/%s", b->path);
+        int fd = openat(proc, path, O_WRONLY | O_CLOEXEC);
+        if (fd < 0 || write(fd, b->value, b->length) != (ssize_t)b->length)
+            return fail(t, "internal", NULL, -1, "cannot set sysctl %s", b->path);
+        close(fd);
+    }
+    return 0;
+}
+
 static int pivot(int root) {
     if (fchdir(root) < 0 || syscall(SYS_pivot_root, ".", ".") < 0 || umount2(".", MNT_DETACH) < 0)
         return -1;
@@ -443,6 +467,8 @@ int root_assemble(const struct sandbox *s, int overlay, int faces, int *devpts, 
     int proc = mount_new("proc", NULL, CLOSED & ~MOUNT_ATTR_RDONLY);
     if (root < 0 || proc < 0)
         return fail(t, "internal", NULL, -1, "cannot mount proc");
+    if (sysctls_set(s, proc, t) < 0)
+        return -1;
     prctl(PR_SET_SECUREBITS, SECBIT_NO_SETUID_FIXUP);
     umask(0);
     setfsgid((gid_t)s->spec.uid_base);

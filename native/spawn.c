@@ -75,9 +75,10 @@ static int rlimits_set(const struct list *l, struct trouble *t) {
     static const struct {
         const char *name;
         int resource;
-    } known[] = {{"as", RLIMIT_AS},           {"core", RLIMIT_CORE},       {"cpu", RLIMIT_CPU},     {"data", RLIMIT_DATA},
-                 {"fsize", RLIMIT_FSIZE},     {"memlock", RLIMIT_MEMLOCK}, {"nofile", RLIMIT_NOFILE}, {"nproc", RLIMIT_NPROC},
-                 {"sigpending", RLIMIT_SIGPENDING}, {"stack", RLIMIT_STACK}, {"rss", RLIMIT_RSS}};
+    } known[] = {{"as", RLIMIT_AS},         {"core", RLIMIT_CORE},   {"cpu", RLIMIT_CPU},
+                 {"data", RLIMIT_DATA},     {"fsize", RLIMIT_FSIZE}, {"memlock", RLIMIT_MEMLOCK},
+                 {"nofile", RLIMIT_NOFILE}, {"nproc", RLIMIT_NPROC}, {"sigpending", RLIMIT_SIGPENDING},
+                 {"stack", RLIMIT_STACK},   {"rss", RLIMIT_RSS}};
     for (int i = 0; i < l->count; i++) {
         char name[32];
         long long soft, hard;
@@ -238,8 +239,8 @@ _Noreturn static __attribute__((noinline)) void child_main(const struct plan *p)
 }
 
 /*
- * vfork with clone3's flags. The child must not return through a frame of ours, so the system call is made in line and the child goes on below
- * this frame's stack; the parent sleeps until the child has executed or gone.
+ * vfork with clone3's flags. The child must not return through a frame of ours, so the system call is made in line and the child goes on
+ * below this frame's stack; the parent sleeps until the child has executed or gone.
  */
 static __attribute__((noinline)) long clone_vfork(struct clone_args *args, const struct plan *p) {
     long rc;

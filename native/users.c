@@ -15,9 +15,13 @@ static int split(char *line, char **parts, int max) {
     return n;
 }
 
-static bool is_number(const char *s) { return *s && strspn(s, "0123456789") == strlen(s) && strlen(s) < 11; }
+static bool is_number(const char *s) {
+    return *s && strspn(s, "0123456789") == strlen(s) && strlen(s) < 11;
+}
 
-static void copy_text(char *to, size_t size, const char *from) { snprintf(to, size, "%.*s", (int)size - 1, from); }
+static void copy_text(char *to, size_t size, const char *from) {
+    snprintf(to, size, "%.*s", (int)size - 1, from);
+}
 
 static bool passwd_find(char *text, const char *name, int64_t uid, struct user *u) {
     char *parts[7], *line;

@@ -1,0 +1,162 @@
+/* How a command and its session end: the leader is reaped, its output drained, its tree killed, and aether told. */
+#define _GNU_SOURCE
+#include "chronus.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <poll.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/resource.h>
+#include <sys/socket.h>
+#include <sys/syscall.h>
+#include <sys/wait.h>
+#include <time.h>
+#include <unistd.h>
+
+void notify(struct chronus *c, enum ctl_kind kind) {
+    struct ctl_note note = {kind, c->child.pid, c->current ? c->current->started_real : 0, c->background, c->shell};
+    if (send(c->ctl, &note, sizeof note, MSG_NOSIGNAL) < 0 && errno == EPIPE)
+        _exit(1);
+}
+
+int64_t group_cpu_ns(int group) {
+    char buf[256];
+    int fd = openat(group, "cpu.stat", O_RDONLY | O_CLOEXEC);
+    ssize_t n = fd < 0 ? -1 : read(fd, buf, sizeof buf - 1);
+    if (fd >= 0)
+        close(fd);
+    if (n <= 0)
+        return 0;
+    buf[n] = 0;
+    char *at = strstr(buf, "usage_usec ");
+    return at ? atoll(at + strlen("usage_usec ")) * 1000 : 0;
+}
+
+void close_fd(int *fd) {
+    if (*fd >= 0)
+        close(*fd);
+    *fd = -1;
+}
+
+struct op *op_find(struct chronus *c, const char *id) {
+    for (struct op *op = c->ops; op; op = op->next)
+        if (!id || strcmp(op->id, id) == 0)
+            return op;
+    return NULL;
+}
+
+void op_end(struct chronus *c, struct op *op) {
+    op->closed[0] = op->closed[1] = true;
+    op->ended = true;
+    op->wall_ns = clock_now() - op->started;
+    op->oom = oom_kills(c->s) > op->oom_before;
+    if (c->current == op)
+        c->current = NULL;
+    op_push(op);
+}
+
+_Noreturn void session_forget(struct chronus *c) {
+    if (!c->over) {
+        session_group_kill(c->group);
+        while (waitpid(-1, NULL, __WALL) < 0 && errno == EINTR)
+            ;
+    }
+    session_group_kill(c->group);
+    session_group_remove(c->s, c->id);
+    for (struct stranger *x = c->strangers; x; x = x->next)
+        if (x->closing)
+            send_ok(x->sock);
+    notify(c, CTL_FORGOTTEN);
+    _exit(0);
+}
+
+void session_over(struct chronus *c) {
+    if (c->over)
+        return;
+    c->over = true;
+    close_fd(&c->child.out);
+    close_fd(&c->child.err);
+    close_fd(&c->child.in);
+    close_fd(&c->child.status);
+    for (struct stranger *x = c->strangers; x; x = x->next)
+        if (x->waiting) {
+            refuse(x->sock, "not_found", 0, "the session's shell has ended");
+            x->waiting = false;
+            close_fd(&x->sock);
+        }
+    notify(c, CTL_ENDED);
+}
+
+void drain_sources(struct chronus *c) {
+    int *sources[] = {&c->child.out, &c->child.err};
+    for (int i = 0; i < 2; i++) {
+        for (int round = 0; *sources[i] >= 0 && round < 8; round++) {
+            struct op *op = c->current ? c->current : c->early;
+            if (!op && !(op = c->early = op_new("", (size_t)4 << 20)))
+                return;
+            long n = op_take(op, i, *sources[i]);
+            if (n > 0)
+                continue;
+            if (n == 0 || (errno != EAGAIN && errno != EINTR)) {
+                close_fd(sources[i]);
+                op->closed[i] = true;
+            }
+            break;
+        }
+    }
+}
+
+bool sources_open(const struct chronus *c) {
+    return c->child.out >= 0 || c->child.err >= 0;
+}
+
+/* The leader is reaped and its output drained, or given up on: whatever it left behind dies now. */
+void leader_finish(struct chronus *c) {
+    char folder[ID_MAX + 8];
+    struct op *op = c->current;
+    snprintf(folder, sizeof folder, "s-%s", c->id);
+    if (unlinkat(c->s->cgroups, folder, AT_REMOVEDIR) < 0) {
+        session_group_kill(c->group);
+        int64_t until = clock_now() + 1000000000;
+        while (!session_group_empty(c->group) && clock_now() < until)
+            poll(NULL, 0, 1);
+        if (op) {
+            int64_t cpu = group_cpu_ns(c->group) - c->group_cpu_at_start;
+            if (cpu > op->cpu_ns)
+                op->cpu_ns = cpu;
+        }
+        session_group_remove(c->s, c->id);
+    }
+    drain_sources(c);
+    c->drain_until = 0;
+    if (op)
+        op_end(c, op);
+    session_over(c);
+}
+
+void leader_reap(struct chronus *c) {
+    siginfo_t info = {0};
+    struct rusage usage = {0};
+    if (syscall(SYS_waitid, P_PIDFD, c->child.pidfd, &info, WEXITED | WNOHANG, &usage) < 0 || !info.si_pid)
+        return;
+    close_fd(&c->child.pidfd);
+    c->deadline = c->kill_at = 0;
+    struct op *op = c->current;
+    if (op) {
+        op->signal = info.si_code == CLD_EXITED ? 0 : info.si_status;
+        op->exit_code = info.si_code == CLD_EXITED ? info.si_status : -1;
+        if (!c->shell) {
+            op->cpu_ns =
+                (usage.ru_utime.tv_sec + usage.ru_stime.tv_sec) * 1000000000LL + (usage.ru_utime.tv_usec + usage.ru_stime.tv_usec) * 1000LL;
+            op->maxrss = usage.ru_maxrss * 1024LL;
+        }
+    }
+    drain_sources(c);
+    if (sources_open(c))
+        c->drain_until = clock_now() + DRAIN_NS;
+    else
+        leader_finish(c);
+}
