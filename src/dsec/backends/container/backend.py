@@ -19,6 +19,7 @@ from dsec.backends.container.conversation import connect
 from dsec.backends.container.frames import encode_frame
 from dsec.backends.container.launcher import Launcher
 from dsec.backends.container.removal import Remains, stop
+from dsec.backends.container.threads import in_thread
 from dsec.backends.container.watch import Watch
 from dsec.backends.protocol import Capabilities, ChannelEvent, EventCallback, SandboxSpec, Usage
 from dsec.environments.scratch import ScratchCapabilities
@@ -91,7 +92,7 @@ class ContainerBackend:
 
     async def open(self, on_event: EventCallback) -> None:
         self._on_event = on_event
-        await asyncio.to_thread(self._open)
+        await in_thread(self._open)
 
     def _open(self) -> None:
         self._sockets.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -105,7 +106,7 @@ class ContainerBackend:
             await channel.aclose()
         self._channels.clear()
         await self._launcher.aclose()
-        await asyncio.to_thread(self._close)
+        await in_thread(self._close)
 
     def _close(self) -> None:
         self._ranges.close()
@@ -172,7 +173,7 @@ class ContainerBackend:
 
     async def _create(self, spec: SandboxSpec) -> ContainerChannel:
         sandbox_id = spec.sandbox_id
-        layers, scratch = await asyncio.to_thread(self._prepare, spec)
+        layers, scratch = await in_thread(self._prepare, spec)
         path = self._socket_path(sandbox_id)
         payload = launch_payload(
             spec,
@@ -191,7 +192,7 @@ class ContainerBackend:
             async with asyncio.timeout(READY_SECONDS):
                 ready = await asyncio.shield(watch.ready)
             if spec.args.network == "nat":
-                await asyncio.to_thread(self._nat.attach, sandbox_id, spec.range_index, ready.number(wire.T_INIT_PID))
+                await in_thread(self._nat.attach, sandbox_id, spec.range_index, ready.number(wire.T_INIT_PID))
         except TimeoutError:
             watch.close()
             raise SandboxFailed(f"{sandbox_id} was not ready in {READY_SECONDS:.0f} s", cause="launch-failed", ran="not-run") from None
@@ -233,7 +234,7 @@ class ContainerBackend:
         if ready.text(wire.T_SANDBOX_ID) != sandbox_id or ready.number(wire.T_GENERATION) != spec.generation:
             watch.close()
             return None
-        if await asyncio.to_thread(self._cgroups.frozen, sandbox_id):
+        if await in_thread(self._cgroups.frozen, sandbox_id):
             self._paused.add(sandbox_id)
         channel = ContainerChannel(path, watch)
         self._channels[sandbox_id] = channel
@@ -241,11 +242,12 @@ class ContainerBackend:
 
     async def pause(self, spec: SandboxSpec) -> None:
         """All its processes stand on return; aether does not, so files stay readable and output already written can be fetched."""
+        # Noted first: an end that comes while it freezes has to thaw.
         self._paused.add(spec.sandbox_id)
-        await asyncio.to_thread(self._cgroups.freeze, spec.sandbox_id)
+        await in_thread(self._cgroups.freeze, spec.sandbox_id)
 
     async def resume(self, spec: SandboxSpec) -> None:
-        await asyncio.to_thread(self._cgroups.thaw, spec.sandbox_id)
+        await in_thread(self._cgroups.thaw, spec.sandbox_id)
         self._paused.discard(spec.sandbox_id)
 
     async def destroy(self, spec: SandboxSpec) -> None:
@@ -259,11 +261,11 @@ class ContainerBackend:
         remains = Remains(sandbox_id, self._socket_path(sandbox_id), self._cgroups, self._nat, self._scratch, self._layers)
         if channel is None or sandbox_id in self._paused:
             # Frozen processes do not die of v1's SIGKILL, and aether would wait for them.
-            await asyncio.to_thread(remains.thaw)
+            await in_thread(remains.thaw)
         if channel is not None:
             channel.silence()
         stopped = await stop(remains.socket_path)
-        await asyncio.to_thread(remains.clear, stopped=stopped)
+        await in_thread(remains.clear, stopped=stopped)
         if channel is not None:
             await channel.aclose()
         self._channels.pop(sandbox_id, None)
@@ -272,7 +274,7 @@ class ContainerBackend:
             self._ranges.release(range_index, sandbox_id)
 
     async def usage(self, spec: SandboxSpec) -> Usage:
-        return await asyncio.to_thread(self._usage, spec.sandbox_id)
+        return await in_thread(self._usage, spec.sandbox_id)
 
     def _usage(self, sandbox_id: str) -> Usage:
         memory, peak, oom_kills = self._cgroups.memory(sandbox_id)
@@ -286,7 +288,7 @@ class ContainerBackend:
         )
 
     async def owned(self) -> set[str]:
-        return await asyncio.to_thread(self._owned)
+        return await in_thread(self._owned)
 
     def _owned(self) -> set[str]:
         sockets = {path.name.removesuffix(".sock") for path in self._sockets.glob("*.sock")}

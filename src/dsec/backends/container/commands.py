@@ -5,10 +5,10 @@ from __future__ import annotations
 import asyncio
 import socket
 from collections import deque
-from typing import Final
+from typing import ClassVar, Final
 
 from dsec.backends.container import wire
-from dsec.backends.container.conversation import ANSWER_SECONDS, Conversation
+from dsec.backends.container.conversation import Conversation
 from dsec.backends.container.failures import channel_closed, error_from_fields
 from dsec.backends.container.frames import (
     Fields,
@@ -28,7 +28,6 @@ from libdsec.schema import ExecResult
 __all__ = ["CommandConversation", "ContainerAttachment"]
 
 STDIN_CHUNK: Final = 256 << 10
-KILL_SLACK_SECONDS: Final = 60.0
 
 
 class CommandConversation(Conversation):
@@ -38,6 +37,8 @@ class CommandConversation(Conversation):
     ends with the command or with the connection, since no answer comes before the end. After a result the connection stays open, so that
     `acknowledge` costs one frame; the holder closes it.
     """
+
+    kill_slack_seconds: ClassVar[float] = 60.0
 
     def __init__(
         self,
@@ -55,7 +56,7 @@ class CommandConversation(Conversation):
         self._stdin = memoryview(stdin) if stdin is not None else None
         self.result: asyncio.Future[ExecResult] = loop.create_future()
         self._acknowledged: asyncio.Future[bool] = loop.create_future()
-        self._timer = None if limit_seconds is None else loop.call_later(limit_seconds + KILL_SLACK_SECONDS, self._late)
+        self._timer = None if limit_seconds is None else loop.call_later(limit_seconds + self.kill_slack_seconds, self._late)
 
     def _frame(self, frame: Frame) -> None:
         kind = frame[0]
@@ -105,7 +106,7 @@ class CommandConversation(Conversation):
         """Say that the result is recorded. False if the connection was gone before the answer came."""
         self.send(encode_frame(wire.ACK, payload))
         try:
-            async with asyncio.timeout(ANSWER_SECONDS):
+            async with asyncio.timeout(self.answer_seconds):
                 return not self.closed and await self._acknowledged
         except TimeoutError:
             return False
@@ -152,7 +153,7 @@ class ContainerAttachment(Conversation):
         self._stdin_waiter: asyncio.Future[None] | None = None
         self._finished = False
         self.started: asyncio.Future[Fields] = loop.create_future()
-        self._timer = loop.call_later(ANSWER_SECONDS, self._late)
+        self._timer = loop.call_later(self.answer_seconds, self._late)
 
     def _frame(self, frame: Frame) -> None:
         kind, stream, payload, offset = frame
@@ -194,7 +195,7 @@ class ContainerAttachment(Conversation):
 
     def _late(self) -> None:
         self.close()
-        self._lost(channel_closed(f"aether did not answer within {ANSWER_SECONDS:.0f} s", "unknown"))
+        self._lost(channel_closed(f"aether did not answer within {self.answer_seconds:g} s", "unknown"))
 
     def _wake(self) -> None:
         if self._waiter is not None and not self._waiter.done():

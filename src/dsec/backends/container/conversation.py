@@ -11,17 +11,14 @@ import os
 import socket
 import time
 from collections import deque
-from typing import Final
+from typing import ClassVar, Final
 
 from dsec.backends.container import wire
 from dsec.backends.container.failures import channel_closed, error_from_fields
 from dsec.backends.container.frames import Fields, Frame, FrameDecoder, MalformedFrame, encode_frame
 from libdsec.errors import DSecError, OutcomeUnknown, Overloaded
 
-__all__ = ["ANSWER_SECONDS", "Conversation", "RequestConversation", "connect"]
-
-ANSWER_SECONDS: Final = 30.0
-"""An aether that is alive answers in milliseconds; one that has not by then is taken for dead."""
+__all__ = ["Conversation", "RequestConversation", "connect", "listens"]
 
 CONNECT_SECONDS: Final = 10.0
 SMALL_READ: Final = 32 << 10
@@ -79,6 +76,9 @@ class Conversation:
 
     `fds` says whether descriptors may come along; they pile up in `received_fds` until somebody takes them, and are closed at the end.
     """
+
+    answer_seconds: ClassVar[float] = 30.0
+    """An aether that is alive answers in milliseconds; one that has not by then is taken for dead."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, sock: socket.socket, path: str, *, fds: bool = False) -> None:
         self._loop = loop
@@ -238,8 +238,12 @@ class RequestConversation(Conversation):
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(None)
 
-    async def next(self, seconds: float | None = ANSWER_SECONDS) -> Frame:
-        """The next frame. Raises the error of an ERROR frame, SandboxFailed when the channel closed or nothing came for `seconds`."""
+    async def next(self, *, patient: bool = False, seconds: float | None = None) -> Frame:
+        """The next frame. Raises the error of an ERROR frame, and SandboxFailed when the channel closed or nothing came for `seconds`.
+
+        `patient` waits for ever: there the other side speaks only when something happens.
+        """
+        seconds = None if patient else seconds or self.answer_seconds
         while not self._frames:
             if self._error is not None:
                 raise self._error
@@ -262,16 +266,16 @@ class RequestConversation(Conversation):
 
     def _late(self, seconds: float) -> None:
         self.close()
-        self._lost(channel_closed(f"aether did not answer within {seconds:.0f} s", "unknown"))
+        self._lost(channel_closed(f"aether did not answer within {seconds:g} s", "unknown"))
 
     def close(self) -> None:
         super().close()
         self._wake()
 
-    async def request(self, kind: int, payload: bytes = b"", *, expect: int, seconds: float = ANSWER_SECONDS) -> Fields:
+    async def request(self, kind: int, payload: bytes = b"", *, expect: int, seconds: float | None = None) -> Fields:
         """Send one frame and give the fields of its answer."""
         self.send(encode_frame(kind, payload))
-        answer = await self.next(seconds)
+        answer = await self.next(seconds=seconds)
         if answer[0] != expect:
             raise MalformedFrame(f"aether answered kind {kind} with kind {answer[0]}, not {expect}")
         return Fields(answer[2])

@@ -210,7 +210,7 @@ class ContainerFiles:
             conversation.send(encode_frame(wire.WATCH, encode_fields([(wire.T_PATH, path)])))
             while not conversation.closed:
                 try:
-                    kind, _, payload, _ = await conversation.next(None)
+                    kind, _, payload, _ = await conversation.next(patient=True)
                 except SandboxFailed:
                     if self._closed:
                         return

@@ -11,6 +11,7 @@ from typing import Final
 
 from dsec.backends.container import wire
 from dsec.backends.container.frames import encode_frame
+from dsec.backends.container.threads import in_thread
 from libdsec.errors import DSecError, SandboxFailed
 
 __all__ = ["Launcher"]
@@ -42,8 +43,9 @@ class Launcher:
         async with self._lock:
             for attempt in (1, 2):
                 if self._sock is None:
-                    self._sock = await asyncio.to_thread(self._start)
+                    await in_thread(self._start)
                 sock = self._sock
+                assert sock is not None
                 try:
                     # The descriptor goes with the first byte; a frame cut in the middle would leave the launcher out of step for ever.
                     async with asyncio.timeout(SEND_SECONDS):
@@ -68,7 +70,7 @@ class Launcher:
         if sent < len(frame):
             await loop.sock_sendall(sock, memoryview(frame)[sent:])
 
-    def _start(self) -> socket.socket:
+    def _start(self) -> None:
         if not os.access(self._binary, os.X_OK):
             raise SandboxFailed(f"{self._binary} is not there; build it with `make -C native`", cause="launch-failed", ran="not-run")
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
@@ -103,7 +105,7 @@ class Launcher:
                 with contextlib.suppress(OSError):
                     Path(self._group, "cgroup.procs").write_text(str(self._pid))
             undo.pop_all()
-        return ours
+        self._sock = ours
 
     def _discard(self) -> None:
         if self._sock is not None:
