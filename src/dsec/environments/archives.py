@@ -15,7 +15,7 @@ from typing import Final
 from dsec.environments.streams import ByteReader, ForwardReader, damaged
 from dsec.environments.tree import Attributes, RootedTree, refuse
 
-__all__ = ["attributes_of", "members", "unpack_member", "unpack_tar"]
+__all__ = ["members", "unpack_member", "unpack_tar"]
 
 _PIECE: Final = 1 << 18
 _ID_LIMIT: Final = (1 << 32) - 2
@@ -46,7 +46,7 @@ def members(reader: ForwardReader, *, need_end: bool = True) -> Iterator[tuple[t
         raise damaged(f"it is cut off or garbled after {name!r:.200}")
 
 
-def attributes_of(member: tarfile.TarInfo) -> Attributes:
+def _attributes_of(member: tarfile.TarInfo) -> Attributes:
     """What the header says of the entry, brought into what a file system can hold."""
     if not (0 <= member.uid <= _ID_LIMIT and 0 <= member.gid <= _ID_LIMIT):
         refuse(member.name, "has an owner that is no id")
@@ -59,7 +59,7 @@ def attributes_of(member: tarfile.TarInfo) -> Attributes:
                 xattrs.setdefault(key.removeprefix(_XATTR_BASE64), base64.b64decode(value + "=" * (-len(value) % 4)))
             except binascii.Error:
                 refuse(member.name, f"has a garbled attribute {key}")
-    return Attributes(mode=stat.S_IMODE(member.mode), uid=member.uid, gid=member.gid, mtime_ns=_mtime_ns(member), xattrs=xattrs)
+    return Attributes(mode=member.mode & 0o7777, uid=member.uid, gid=member.gid, mtime_ns=_mtime_ns(member), xattrs=xattrs)
 
 
 def _mtime_ns(member: tarfile.TarInfo) -> int:
@@ -89,11 +89,15 @@ def unpack_member(
     archive: tarfile.TarFile,
     member: tarfile.TarInfo,
     rename: Callable[[str], str],
-    attributes: Attributes,
+    *,
+    own: tuple[int, int] | None = None,
 ) -> None:
-    """Put one member at `rename(its name)`."""
+    """Put one member at `rename(its name)`, owned by `own` if given; InvalidArgument if it cannot be."""
     place = rename(member.name)
     try:
+        if own is not None:
+            member.uid, member.gid = own
+        attributes = _attributes_of(member)
         if member.isdir():
             tree.add_folder(place, attributes)
         elif member.issym():
@@ -113,6 +117,8 @@ def unpack_member(
         if error.errno in _UNTRUE:
             refuse(member.name, f"cannot be made: {error}")
         raise
+    except (OverflowError, ValueError, tarfile.TarError) as error:
+        refuse(member.name, f"has numbers that cannot be: {error}")
 
 
 def unpack_tar(
@@ -129,7 +135,5 @@ def unpack_tar(
         return f"{prefix}/{rename(name)}"
 
     for archive, member in members(reader):
-        if own is not None:
-            member.uid, member.gid = own
-        unpack_member(tree, archive, member, place, attributes_of(member))
+        unpack_member(tree, archive, member, place, own=own)
     return reader.drain()

@@ -122,15 +122,16 @@ def _build(store: EnvironmentStore, request: _Request, tell: Callable[[BuildProg
         build_image(tree, layer / METADATA, layer / DATA)
         identity = _identity(layer, request.kind, settings, tell)
         tell(BuildProgress("publish"))
-        manifest = store.layers.publish(
-            layer,
-            identity,
-            name=request.reference.name,
-            source=request.source.text,
-            created_at=time.time(),
-            provenance=fetched.provenance,
-        )
-    store.layers.set_tag(request.reference, manifest.digest)
+        with store.layers.settled(exclusive=False):
+            manifest = store.layers.publish(
+                layer,
+                identity,
+                name=request.reference.name,
+                source=request.source.text,
+                created_at=time.time(),
+                provenance=fetched.provenance,
+            )
+            store.layers.set_tag(request.reference, manifest.digest)
     return store.show(str(request.reference))
 
 

@@ -12,7 +12,7 @@ from dsec.environments.manifest import KINDS, Kind, Manifest
 from dsec.environments.names import Reference, check_digest, parse_reference
 from dsec.environments.node import NodeLayers
 from dsec.environments.store import LayerStore
-from libdsec.errors import Conflict, InvalidArgument, NotFound, SandboxFailed
+from libdsec.errors import Conflict, InvalidArgument, SandboxFailed
 from libdsec.schema import EnvironmentInfo
 
 __all__ = ["EnvironmentStore", "ResolvedEnvironment", "ResolvedLayer"]
@@ -116,35 +116,28 @@ class EnvironmentStore:
         Conflict while a sandbox of this node uses the layer and would lose it. Of two removals at once one succeeds, the other is NotFound.
         """
         reference = parse_reference(name, field="name")
-        digest = self.layers.digest_of(reference, field="name")
-        tags = [other for other, meant in self.layers.tags() if meant == digest]
-        if reference.tag is not None:
-            tags = [other for other in tags if other != reference]
-            if tags:
-                if not self.layers.remove_tag(reference):
-                    raise NotFound(f"name: no environment named {name!r}", field="name")
+        self.layers.digest_of(reference, field="name")
+        with self.layers.settled(exclusive=True):
+            digest = self.layers.digest_of(reference, field="name")
+            meaning = [tag for tag, meant in self.layers.tags() if meant == digest]
+            going = meaning if reference.digest is not None else [reference]
+            if set(meaning) - set(going):
+                self.layers.remove_tag(reference)
                 return
 
-        taken = reference.digest is not None
-
-        def remove() -> None:
-            nonlocal taken
-            for tag in [reference] if reference.tag is not None else tags:
-                taken |= self.layers.remove_tag(tag)
-            if taken:
+            def remove() -> None:
+                for tag in going:
+                    self.layers.remove_tag(tag)
                 self.layers.remove_layer(digest)
 
-        if owners := self.node.while_unused(digest, remove):
-            raise Conflict(
-                f"name: {name} is in use by {len(owners)} sandboxes, {sorted(owners)[0]} among them", field="name", cause="in-use"
-            )
-        if not taken:
-            raise NotFound(f"name: no environment named {name!r}", field="name")
+            if owners := self.node.while_unused(digest, remove):
+                raise Conflict(f"name: {name} is in use by {len(owners)} sandboxes, {min(owners)} among them", field="name", cause="in-use")
 
     def prune(self) -> list[str]:
-        """Remove layers that no tag means and no sandbox uses; returns their digests."""
-        untagged = sorted(self.layers.layers() - {meant for _, meant in self.layers.tags()})
-        return [digest for digest in untagged if not self.node.while_unused(digest, partial(self.layers.remove_layer, digest))]
+        """Remove layers that no tag means and no sandbox of this node uses; returns their digests."""
+        with self.layers.settled(exclusive=True):
+            untagged = sorted(self.layers.layers() - {meant for _, meant in self.layers.tags()})
+            return [digest for digest in untagged if not self.node.while_unused(digest, partial(self.layers.remove_layer, digest))]
 
     def list(self) -> list[EnvironmentInfo]:
         """All named environments. Those whose manifest cannot be read are listed with no sizes and what is wrong as their `source`."""

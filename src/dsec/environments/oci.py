@@ -17,7 +17,7 @@ from typing import Any, Final
 
 import msgspec
 
-from dsec.environments.archives import attributes_of, members, unpack_member, unpack_tar
+from dsec.environments.archives import members, unpack_member, unpack_tar
 from dsec.environments.manifest import Configuration
 from dsec.environments.streams import ForwardReader, damaged, decompressed
 from dsec.environments.tree import RootedTree
@@ -92,9 +92,13 @@ def _blob(root: int, name: str) -> Iterator[int]:
         os.close(fd)
 
 
-def _document(root: int, name: str, digest: str | None = None) -> Any:
+def _read(root: int, name: str) -> bytes:
     with _blob(root, name) as fd:
-        data = os.pread(fd, _DOCUMENT_LIMIT, 0)
+        return os.pread(fd, _DOCUMENT_LIMIT, 0)
+
+
+def _document(root: int, name: str, digest: str | None = None) -> Any:
+    data = _read(root, name)
     if digest is not None and digest != "sha256:" + hashlib.sha256(data).hexdigest():
         raise damaged(f"{name} is not what its digest says")
     try:
@@ -159,8 +163,8 @@ def _from_docker(root: int, wanted: str) -> _Image:
     images = [one for one in _document(root, "manifest.json") if not wanted or wanted in (one.get("RepoTags") or [])]
     if len(images) != 1:
         raise InvalidArgument(f"source: {len(images)} images" + (f" named {wanted!r}" if wanted else "") + " are there", field="source")
+    digest = "sha256:" + hashlib.sha256(_read(root, images[0]["Config"])).hexdigest()
     settings = _document(root, images[0]["Config"])
-    digest = "sha256:" + hashlib.sha256(msgspec.json.encode(settings)).hexdigest()
     return _Image(_pair(list(images[0]["Layers"]), settings), settings, digest)
 
 
@@ -221,7 +225,7 @@ def _apply_layer(fd: int, diff_id: str, tree: RootedTree, destination: str, prog
     with decompressed(fd, progress) as stream:
         for archive, member in members(ForwardReader(stream), need_end=False):
             if not _split(member.name)[1].startswith(_WHITEOUT):
-                unpack_member(tree, archive, member, place, attributes_of(member))
+                unpack_member(tree, archive, member, place)
 
 
 def _split(name: str) -> tuple[str, str]:

@@ -35,6 +35,11 @@ _LIMIT_FLOOR: Final = 1 << 20
 
 _FREE_SHARE: Final = 0.8
 
+_NOT_ON_THIS_HOST: Final = (errno.ENODEV, errno.ENXIO, errno.ENOENT, errno.EPERM, errno.EACCES)
+"""No such file system in the kernel, no loop devices, no right to either."""
+
+_SPOILT: Final = (errno.EINVAL, errno.EIO, errno.EUCLEAN)
+
 
 @dataclass(frozen=True, slots=True)
 class ScratchCapabilities:
@@ -78,13 +83,10 @@ class ScratchStore:
         self._run.mkdir(parents=True, exist_ok=True)
         with self._setting_up():
             if not self._attach_folder(ours=mount_at(self.path) is not None):
-                try:
-                    self._mount_image()
-                except (FileNotFoundError, PermissionError, Unsupported):
+                if not self._mount_image():
                     self._open_plain()
-                else:
-                    if not self._attach_folder(ours=True):
-                        raise DSecError(f"scratch: quotas do not hold on {self.path}", cause="scratch")
+                elif not self._attach_folder(ours=True):
+                    raise DSecError(f"scratch: quotas do not hold on {self.path}", cause="scratch")
 
     def close(self, *, unmount: bool = False) -> None:
         """Let go; with `unmount` the image's mount and loop device go too. Conflict while a sandbox still uses it."""
@@ -136,16 +138,34 @@ class ScratchStore:
         self._fd = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         self._capabilities = ScratchCapabilities(disk_limit=False, snapshot=False, image=False)
 
-    def _mount_image(self) -> None:
-        """Mount the image, made first if need be. One that does not mount was left by a crash of the host: nobody lives on it."""
-        if self.image.exists():
-            try:
+    def _mount_image(self) -> bool:
+        """Mount the image, made first if need be; False if this host has no btrfs or no loop devices."""
+        try:
+            if not self._mount_old_image():
+                self._make_image()
                 _mount(self.image, self.path)
-                return
-            except OSError as error:
-                if error.errno not in (errno.EINVAL, errno.EIO, errno.EUCLEAN):
-                    raise
-                self.image.unlink()
+        except Unsupported:
+            return False
+        except OSError as error:
+            if error.errno in _NOT_ON_THIS_HOST:
+                return False
+            raise
+        return True
+
+    def _mount_old_image(self) -> bool:
+        """One that does not mount was left by a crash of the host: nobody lives on it, and it goes."""
+        if not self.image.exists():
+            return False
+        try:
+            _mount(self.image, self.path)
+        except OSError as error:
+            if error.errno not in _SPOILT:
+                raise
+            self.image.unlink()
+            return False
+        return True
+
+    def _make_image(self) -> None:
         size = self._size or max(MINIMUM_BYTES, int(shutil.disk_usage(self.path.parent).free * _FREE_SHARE))
         aside = self.image.with_name(self.image.name + ".new")
         try:
@@ -156,7 +176,6 @@ class ScratchStore:
             aside.rename(self.image)
         finally:
             aside.unlink(missing_ok=True)
-        _mount(self.image, self.path)
 
     # -- folders of sandboxes ------------------------------------------------------------------------------------------------------------
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import fcntl
 import os
 import secrets
 import shutil
@@ -42,6 +43,16 @@ class LayerStore:
         """Make the folders. Readable by root alone: layers hold other people's set-uid files."""
         for folder in (self.root, self.root / "layers", self.root / "tags", self.building.root):
             folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+
+    @contextlib.contextmanager
+    def settled(self, *, exclusive: bool) -> Iterator[None]:
+        """Publishing and naming a layer is one step to whoever removes layers: builds share this lock, removals have it alone."""
+        fd = os.open(self.root / "publish.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX if exclusive else fcntl.LOCK_SH)
+            yield
+        finally:
+            os.close(fd)
 
     def folder(self, digest: str) -> Path:
         """Where the layer's files are."""

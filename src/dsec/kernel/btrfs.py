@@ -121,9 +121,12 @@ def quota_mode(filesystem: str) -> str | None:
     try:
         if (_groups(filesystem) / "enabled").read_text().strip() != "1":
             return None
-        return (_groups(filesystem) / "mode").read_text().strip()
     except FileNotFoundError:
         return None
+    try:
+        return (_groups(filesystem) / "mode").read_text().strip()
+    except FileNotFoundError:  # before simple quotas there was one mode
+        return "qgroup"
 
 
 def qgroup_ids(filesystem: str) -> set[int]:
