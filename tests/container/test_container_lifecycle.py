@@ -147,8 +147,12 @@ async def test_destroy_leaves_nothing_in_whatever_state(boxes, home, state, monk
 
 def inhabitants(sandbox_id):
     """Every process in any group of the sandbox."""
-    files = [procs for folder in Path("/sys/fs/cgroup").rglob(sandbox_id) for procs in folder.rglob("cgroup.procs")]
-    return {int(pid) for procs in files for pid in procs.read_text().split()}
+    pids = set()
+    for folder in Path("/sys/fs/cgroup").rglob(sandbox_id):
+        for procs in folder.rglob("cgroup.procs"):
+            with contextlib.suppress(OSError):  # a session's group may go meanwhile
+                pids |= {int(pid) for pid in procs.read_text().split()}
+    return pids
 
 
 def alive(pid):
