@@ -77,11 +77,12 @@ def bootstrap_debian(suite: str, packages: Sequence[str], target: Path, work: Pa
     run_tool(
         [
             "unshare", "--mount", "--pid", "--fork", "--kill-child=KILL", "--mount-proc", "--",
-            "mmdebstrap", "--mode=root", "--format=directory", "--variant=minbase", "--quiet",
+            "mmdebstrap", "--mode=root", "--format=directory", "--variant=minbase",
             "--dpkgopt=force-unsafe-io", "--aptopt=Acquire::Languages none", "--skip=check/empty",
             *([f"--include={','.join(packages)}"] if packages else []),
             suite, str(target), *(mirror.line for mirror in mirrors),
         ],
+        name="mmdebstrap",
         environment={"TMPDIR": str(temporary)},
     )  # fmt: skip
     return {"suite": suite, "packages": " ".join(packages), "mirrors": "; ".join(mirror.line for mirror in mirrors)}

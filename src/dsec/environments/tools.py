@@ -6,7 +6,6 @@ import os
 import shutil
 import subprocess
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 
 from libdsec.errors import DSecError, QuotaExceeded, Unsupported
 
@@ -24,11 +23,14 @@ def leashed(argv: Sequence[str]) -> list[str]:
     return ["setpriv", "--pdeathsig", "KILL", "--", *argv]
 
 
-def run_tool(argv: Sequence[str], *, cwd: Path | None = None, environment: Mapping[str, str] | None = None) -> bytes:
-    """Run to the end and return its stdout. DSecError with the end of its stderr if it fails, QuotaExceeded if the disk is full."""
+def run_tool(argv: Sequence[str], *, name: str | None = None, environment: Mapping[str, str] | None = None) -> bytes:
+    """Run to the end and return its stdout. DSecError with the end of its stderr if it fails, QuotaExceeded if the disk is full.
+
+    `name` is what errors call it, where the first word is only a wrapper's.
+    """
+    name = name or argv[0]
     done = subprocess.run(
         leashed(argv),
-        cwd=cwd,
         env={**os.environ, "LC_ALL": "C.UTF-8", **(environment or {})},
         stdin=subprocess.DEVNULL,
         capture_output=True,
@@ -37,6 +39,6 @@ def run_tool(argv: Sequence[str], *, cwd: Path | None = None, environment: Mappi
     if done.returncode != 0:
         said = (done.stderr or done.stdout).decode(errors="replace").strip()[-_SAID_LIMIT:]
         if any(text in said for text in _FULL):
-            raise QuotaExceeded(f"the disk is full: {argv[0]}: {said}", cause="disk", ran="ran")
-        raise DSecError(f"{argv[0]} failed with {done.returncode}: {said}", cause="tool-failed", ran="ran")
+            raise QuotaExceeded(f"the disk is full: {name}: {said}", cause="disk", ran="ran")
+        raise DSecError(f"{name} failed with {done.returncode}: {said}", cause="tool-failed", ran="ran")
     return done.stdout
