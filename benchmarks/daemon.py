@@ -29,16 +29,30 @@ from benchmarks.measure import Block
 __all__ = ["CpuMeter", "Daemon"]
 
 _UP = "from dsec.cli import main; main()"
+_UP_PROFILED = """
+import cProfile, os, signal, sys
+from dsec.cli import main
+profile, target = cProfile.Profile(), sys.argv.pop(1)
+def dump(*_):
+    profile.disable()
+    profile.dump_stats(target + ".partial")
+    os.rename(target + ".partial", target)
+signal.signal(signal.SIGUSR1, lambda *_: profile.enable())
+signal.signal(signal.SIGUSR2, dump)
+main()
+"""
 MIB = 1 << 20
 
 
 class Daemon:
     """The daemon's process and what belongs to it. `kill` and `start` again: sandboxes live on in between."""
 
-    def __init__(self, folder: Path, run: Path, store: Path) -> None:
+    def __init__(self, folder: Path, run: Path, store: Path, *, profiled: bool = False) -> None:
         self.folder, self.run, self.state, self.store = folder, run, folder / "daemon-state", store
         self.url = f"unix://{run}/dsec.sock"
         self.log = folder / "dsec.log"
+        self.profile = folder / "dsec.prof"
+        self._profiled = profiled
         self._process: subprocess.Popen[bytes] | None = None
         self._peaks: dict[int, tuple[str, int]] = {}
 
@@ -51,7 +65,9 @@ class Daemon:
         """Returns when the socket answers. RuntimeError with the end of its log if it does not come up."""
         self.state.mkdir(exist_ok=True)
         environment = os.environ | {"DSEC_RUN": str(self.run), "DSEC_STATE": str(self.state)}
-        argv = [sys.executable, "-c", _UP, "up", "--rm", "--state", str(self.state), "--run", str(self.run), "--store", str(self.store)]
+        code = [_UP_PROFILED, str(self.profile)] if self._profiled else [_UP]
+        folders = ["--state", str(self.state), "--run", str(self.run), "--store", str(self.store)]
+        argv = [sys.executable, "-c", *code, "up", "--rm", *folders]
         with self.log.open("ab") as log:
             self._process = subprocess.Popen(
                 argv, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=environment, start_new_session=True
@@ -70,6 +86,16 @@ class Daemon:
             writer.close()
             return b" 200 " in status
         return False
+
+    async def profiled(self, work: Awaitable[Block]) -> Block:
+        """`work` with the daemon under cProfile; the statistics are then in the file `profile`. For a daemon that was made `profiled`."""
+        os.kill(self.pid, signal.SIGUSR1)
+        block = await work
+        os.kill(self.pid, signal.SIGUSR2)
+        deadline = time.monotonic() + 10
+        while not self.profile.exists() and time.monotonic() < deadline:
+            await asyncio.sleep(0.02)
+        return block
 
     def kill(self) -> None:
         """SIGKILL to the daemon alone, as a crash would."""

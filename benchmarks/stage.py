@@ -59,7 +59,7 @@ def arguments(description: str | None) -> argparse.ArgumentParser:
 
 
 @contextlib.asynccontextmanager
-async def open_stage(peers: str = "") -> AsyncIterator[Stage]:
+async def open_stage(peers: str = "", *, profiled: bool = False) -> AsyncIterator[Stage]:
     """Everything opened, and everything ended and removed at the end, also after a failure or Ctrl-C."""
     if os.geteuid() != 0:
         raise SystemExit("benchmarks make namespaces, mounts and cgroups: run them as root")
@@ -69,7 +69,7 @@ async def open_stage(peers: str = "") -> AsyncIterator[Stage]:
         run = Path(tempfile.mkdtemp(prefix="dsec-bench-", dir="/run"))
         stack.callback(shutil.rmtree, run, ignore_errors=True)
         root = stack.enter_context(shared_root(folder))
-        daemon = Daemon(folder, run, root.store)
+        daemon = Daemon(folder, run, root.store, profiled=profiled)
         stack.push_async_callback(daemon.stop)
         await daemon.start()
         client = await stack.enter_async_context(DSecClient(daemon.url))
