@@ -10,9 +10,10 @@ import time
 from pathlib import Path
 
 import pytest
-from trees import fill
+from trees import describe, fill
 
 from dsec.environments import EnvironmentStore, build
+from dsec.kernel.loop import loop_devices_of
 from dsec.kernel.mountinfo import mounts_below
 from dsec.kernel.mounts import attach, make_mount, unmount
 from libdsec.errors import Conflict, InvalidArgument, NotFound
@@ -196,6 +197,30 @@ def test_an_overlay_takes_a_layer_with_its_whiteouts_and_set_uid_files(store, ba
         assert (target / "null").read_bytes() == b""
     finally:
         unmount(target)
+
+
+def test_a_state_folder_that_cannot_be_mounted_from_goes_through_loop_devices(store, base, state_run, tmp_path):
+    """tmpfs is one; so is every file system before Linux 6.12."""
+    memory = tmp_path / "memory"
+    memory.mkdir()
+    mount = make_mount("tmpfs")
+    attach(mount, memory)
+    os.close(mount)
+    try:
+        node = EnvironmentStore(memory / "state", memory / "run", store.layers.root)
+        [path] = node.acquire([base.digest], "sb-1")
+        assert describe(path) == describe(store.acquire([base.digest], "sb-1")[0])
+        again = EnvironmentStore(memory / "state", memory / "run", store.layers.root)
+        assert again.acquire([base.digest], "sb-2") == [path]
+        assert len(mounts_below(memory)) == 1
+        image = memory / f"state/layers/{base.digest[7:]}.erofs"
+        assert len(loop_devices_of(image)) == 1
+        assert again.sweep_mounts([]) == [base.digest]
+        assert loop_devices_of(image) == []
+    finally:
+        for below in reversed(mounts_below(memory)):
+            unmount(below.target)
+        unmount(memory)
 
 
 @pytest.mark.slow

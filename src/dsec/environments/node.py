@@ -25,7 +25,7 @@ from dsec.environments.leases import LeasedFolders
 from dsec.environments.manifest import Manifest
 from dsec.environments.names import check_owner
 from dsec.environments.store import DATA, METADATA, LayerStore, lost
-from dsec.kernel.erofs import mount_erofs
+from dsec.kernel.erofs import mount_erofs, mounted_image
 from dsec.kernel.mountinfo import mounts_below
 from dsec.kernel.mounts import unmount
 
@@ -145,11 +145,12 @@ class NodeLayers:
                 os.close(fd)
 
     def _rediscover(self) -> None:
-        """Take over what is mounted already: an earlier process of ours did it. A mount's source names its digest."""
+        """Take over what is mounted already: an earlier process of ours did it. A mount's image names its digest."""
         self._mounted.clear()
         for mount in mounts_below(self._mounts):
-            if mount.kind == "erofs" and Path(mount.source).suffix == ".erofs":
-                self._mounted["sha256:" + Path(mount.source).stem] = Path(mount.target)
+            image = mounted_image(mount)
+            if image is not None and image.suffix == ".erofs":
+                self._mounted["sha256:" + image.stem] = Path(mount.target)
 
     def _local_copy(self, digest: str) -> Path:
         return self._local / f"{digest.removeprefix('sha256:')}.erofs"

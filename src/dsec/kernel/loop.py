@@ -13,10 +13,11 @@ from typing import Final
 
 from dsec.kernel.syscalls import fail
 
-__all__ = ["attached_loop", "loop_devices_of"]
+__all__ = ["attached_loop", "backing_file", "loop_devices_of"]
 
 _LOOP_CTL_GET_FREE: Final = 0x4C82
 _LOOP_CONFIGURE: Final = 0x4C0A
+_READ_ONLY: Final = 1
 _AUTOCLEAR: Final = 4
 _DIRECT_IO: Final = 16
 
@@ -30,15 +31,16 @@ def pack_config(fd: int, flags: int, name: bytes) -> bytes:
 
 
 @contextlib.contextmanager
-def attached_loop(file: Path, *, direct_io: bool = True) -> Iterator[Path]:
-    """A loop device over `file`, read-write, as long as the context or a mount made in it needs it.
+def attached_loop(file: Path, *, direct_io: bool = True, read_only: bool = False) -> Iterator[Path]:
+    """A loop device over `file`, as long as the context or a mount made in it needs it.
 
     The kernel detaches it when its last user is gone (LO_FLAGS_AUTOCLEAR): a crash cannot leave it behind. With `direct_io` pages are not
     kept twice in memory; where the file's system has none, it is done without.
     """
-    backing = os.open(file, os.O_RDWR | os.O_CLOEXEC)
+    flags = _AUTOCLEAR | (_DIRECT_IO if direct_io else 0) | (_READ_ONLY if read_only else 0)
+    backing = os.open(file, (os.O_RDONLY if read_only else os.O_RDWR) | os.O_CLOEXEC)
     try:
-        device, fd = _attach(backing, os.fsencode(file), direct_io)
+        device, fd = _attach(backing, os.fsencode(file), flags)
     finally:
         os.close(backing)
     try:
@@ -47,7 +49,7 @@ def attached_loop(file: Path, *, direct_io: bool = True) -> Iterator[Path]:
         os.close(fd)
 
 
-def _attach(backing: int, name: bytes, direct_io: bool) -> tuple[Path, int]:
+def _attach(backing: int, name: bytes, flags: int) -> tuple[Path, int]:
     control = os.open("/dev/loop-control", os.O_RDWR | os.O_CLOEXEC)
     try:
         while True:
@@ -56,20 +58,29 @@ def _attach(backing: int, name: bytes, direct_io: bool) -> tuple[Path, int]:
             except OSError as error:
                 raise fail("ioctl(LOOP_CTL_GET_FREE)", error.errno or 0, "/dev/loop-control") from None
             device = Path(f"/dev/loop{number}")
-            fd = os.open(device, os.O_RDWR | os.O_CLOEXEC)
+            fd = os.open(device, (os.O_RDONLY if flags & _READ_ONLY else os.O_RDWR) | os.O_CLOEXEC)
             try:
-                fcntl.ioctl(fd, _LOOP_CONFIGURE, pack_config(backing, _AUTOCLEAR | (_DIRECT_IO if direct_io else 0), name))
+                fcntl.ioctl(fd, _LOOP_CONFIGURE, pack_config(backing, flags, name))
             except OSError as error:
                 os.close(fd)
                 if error.errno == errno.EBUSY:  # somebody else was given the same free number
                     continue
-                if error.errno == errno.EINVAL and direct_io:
-                    direct_io = False
+                if error.errno == errno.EINVAL and flags & _DIRECT_IO:
+                    flags &= ~_DIRECT_IO
                     continue
                 raise fail("ioctl(LOOP_CONFIGURE)", error.errno or 0, device) from None
             return device, fd
     finally:
         os.close(control)
+
+
+def backing_file(device: str) -> Path | None:
+    """The file behind a loop device, by the device's path; None if it is no loop device or is not attached."""
+    try:
+        text = (Path("/sys/block") / Path(device).name / "loop/backing_file").read_text()
+    except OSError:
+        return None
+    return Path(text.rstrip("\n").removesuffix(" (deleted)"))
 
 
 def loop_devices_of(file: Path) -> list[Path]:
