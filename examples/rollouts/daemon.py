@@ -66,7 +66,8 @@ def _noted(note: Path) -> Path | None:
 
 
 async def _start(*arguments: str, state: Path, run: Path, log: Path) -> asyncio.subprocess.Process:
-    with log.open("ab") as output:
+    # The log is of one job: begun anew by its server, what ends it is added.
+    with log.open("wb" if "up" in arguments else "ab") as output:
         # A session of its own: the terminal's Ctrl-C is for the job, which ends the server when its own work is undone.
         return await asyncio.create_subprocess_exec(
             *[sys.executable, "-m", "dsec.cli", *arguments],

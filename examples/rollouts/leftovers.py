@@ -18,8 +18,12 @@ __all__ = ["KINDS", "left", "settle"]
 KINDS = ("process", "mount", "cgroup", "loop device", "network", "file")
 
 
-def settle(state: Path, run: Path, *, seconds: float = 20.0) -> list[str]:
-    """What is left once the kernel had `seconds` to finish what it does late (reaping, lazy unmounts). Blocks; run it in a thread."""
+def settle(state: Path, run: Path, *, seconds: float = 30.0) -> list[str]:
+    """What is left once `seconds` have passed, in which the kernel finishes what it does late. Blocks.
+
+    Reaping and lazy unmounts take milliseconds; another program that copied the mount table (a system being built in a mount namespace) holds
+    on to the disk image until it ends.
+    """
     deadline = time.monotonic() + seconds
     while (found := left(state, run)) and time.monotonic() < deadline:
         time.sleep(0.05)
