@@ -76,10 +76,13 @@ class NatNetwork:
         self._pool: IPv4Network | None = None
         self._resolvers = Resolvers((), None, "")
         self._ready = False
+        self._stale = False
 
     def probe(self) -> str | None:
         """Find what a former life left, and say why NAT cannot work here; None if it can."""
         self._links = self._scan()
+        self._ready = False
+        self._stale = bool(self._links)
         try:
             _nft(ruleset(self._instance, self._choose(), self._read_resolvers()), "-c")
         except DSecError as error:
@@ -175,7 +178,8 @@ class NatNetwork:
         return set(self._links) | (set(self._scan()) if self._links else set())
 
     def _scan(self) -> dict[str, str]:
-        if not any(path.name.startswith(self._prefix) for path in Path("/sys/class/net").iterdir()):
+        # Not /sys/class/net, which shows the namespace that its sysfs was mounted in.
+        if self._prefix not in Path("/proc/net/dev").read_text():
             return {}
         with _netlink() as route:
             return {
@@ -186,10 +190,10 @@ class NatNetwork:
 
     def retire(self) -> None:
         """Remove the table if no sandbox needs it any more."""
-        if self._ready and not self._scan():
+        if (self._ready or self._stale) and not self._scan():
             with contextlib.suppress(DSecError):
                 _nft(f"table ip {table_name(self._instance)}\ndelete table ip {table_name(self._instance)}\n")
-            self._ready = False
+            self._ready = self._stale = False
 
 
 def _set(device: str, name: str, value: str) -> None:
