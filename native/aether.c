@@ -185,6 +185,9 @@ static void session_start(struct aether *a, int conn, const char *id) {
     }
     snprintf(n->id, sizeof n->id, "%s", id);
     n->pid = pid;
+    /* Until its chronus says otherwise: whoever asks must not take a session that is just starting for one that has ended. */
+    n->running = true;
+    n->started_real = now_ns(CLOCK_REALTIME);
     a->session_count++;
 }
 
@@ -220,8 +223,8 @@ static void session_note(struct aether *a, struct node *n) {
     n->background = note.background;
     n->shell = note.is_shell;
     if (note.kind == CTL_STARTED) {
-        n->running = true;
-        n->started_real = note.started_real;
+        if (note.started_real)
+            n->started_real = note.started_real;
     } else if (note.kind == CTL_ENDED) {
         n->running = false;
         tell_watchers(a, 3, "", n->id);

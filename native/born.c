@@ -63,7 +63,7 @@ static void rename_process(const struct host *h, const char *name) {
     }
 }
 
-static int init_prepare(struct sandbox *s, int overlay, int faces, int *devpts, struct trouble *t) {
+static int init_prepare(struct sandbox *s, int overlay, int own, int *devpts, struct trouble *t) {
     if (cgroups_join(s, t) < 0)
         return -1;
     if (unshare(CLONE_NEWCGROUP) < 0)
@@ -73,7 +73,7 @@ static int init_prepare(struct sandbox *s, int overlay, int faces, int *devpts, 
     const char *name = s->spec.hostname ? s->spec.hostname : "sandbox";
     if (sethostname(name, strlen(name)) < 0)
         return fail(t, "invalid_argument", "hostname", -1, "cannot set hostname %s", name);
-    if (root_assemble(s, overlay, faces, devpts, t) < 0)
+    if (root_assemble(s, overlay, own, devpts, t) < 0)
         return -1;
     if (setns(s->userns, CLONE_NEWUSER) < 0 || setgroups(0, NULL) < 0 || setresgid(0, 0, 0) < 0 || setresuid(0, 0, 0) < 0)
         return fail(t, "internal", NULL, -1, "cannot enter the user namespace");
@@ -83,7 +83,7 @@ static int init_prepare(struct sandbox *s, int overlay, int faces, int *devpts, 
     return 0;
 }
 
-_Noreturn static void init_main(struct sandbox *s, int overlay, int faces, int status) {
+_Noreturn static void init_main(struct sandbox *s, int overlay, int own, int status) {
     struct trouble t = {0};
     sigset_t all;
     int devpts = -1;
@@ -91,7 +91,7 @@ _Noreturn static void init_main(struct sandbox *s, int overlay, int faces, int s
     sigprocmask(SIG_SETMASK, &all, NULL);
     signal(SIGCHLD, SIG_DFL);
     rename_process(s->host, "init");
-    int rc = init_prepare(s, overlay, faces, &devpts, &t);
+    int rc = init_prepare(s, overlay, own, &devpts, &t);
     if (rc < 0)
         t.ran = 1; /* marks "there is trouble" for aether, which sets it right */
     if (send_all(status, &t, sizeof t, devpts) < 0 || rc < 0)
@@ -146,20 +146,22 @@ static int socket_bind(struct sandbox *s, struct trouble *t) {
 }
 
 int sandbox_start(struct sandbox *s, struct trouble *t) {
-    int overlay = -1, faces = -1, rc = -1, status[2] = {-1, -1};
+    int overlay = -1, own = -1, rc = -1, status[2] = {-1, -1};
     if (socket_bind(s, t) < 0 || cgroups_make(s, t) < 0)
         goto out;
     if ((s->userns = userns_make(s->host, s->spec.uid_base, s->spec.uid_count, t)) < 0)
         goto out;
-    if ((overlay = overlay_make(s, t)) < 0 || (faces = faces_make(s, t)) < 0)
+    if ((overlay = overlay_make(s, t)) < 0 || (own = own_make(s, t)) < 0)
         goto out;
     if (setns(s->host->empty_ns, CLONE_NEWNS) < 0 || socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, status) < 0) {
         fail(t, "internal", NULL, -1, "cannot leave the host's mount namespace");
         goto out;
     }
+    if (shared_faces_make(s, t) < 0)
+        goto out;
     s->init_pid = init_clone(s);
     if (s->init_pid == 0)
-        init_main(s, overlay, faces, status[1]);
+        init_main(s, overlay, own, status[1]);
     if (s->init_pid < 0) {
         fail(t, "overloaded", NULL, -1, "cannot clone the sandbox's init");
         goto out;
@@ -178,8 +180,8 @@ int sandbox_start(struct sandbox *s, struct trouble *t) {
 out:
     if (overlay >= 0)
         close(overlay);
-    if (faces >= 0)
-        close(faces);
+    if (own >= 0)
+        close(own);
     for (int i = 0; i < 2; i++)
         if (status[i] >= 0)
             close(status[i]);

@@ -27,17 +27,27 @@ static int die(const char *what) {
     return -1;
 }
 
+/* A mount of the path on itself that copies of it inherit: nothing under it can be written, run or used as a device. */
+static int close_over_itself(const char *path) {
+    const unsigned long closed = MS_RDONLY | MS_NOSUID | MS_NODEV | MS_NOEXEC;
+    return mount(path, path, NULL, MS_BIND, NULL) < 0 ? -1 : mount("", path, NULL, MS_REMOUNT | MS_BIND | closed, NULL);
+}
+
 static int empty_namespace_enter(void) {
+    static const char *const folders[] = {"root", "own", "sys", "sysview", "cpu", "empty"};
     if (unshare(CLONE_NEWNS) < 0 || mount("", "/", NULL, MS_REC | MS_PRIVATE, NULL) < 0)
         return -1;
-    if (mount("dsec", "/tmp", "tmpfs", MS_NOSUID | MS_NODEV | MS_NOEXEC, "size=64k,mode=0700") < 0 || chdir("/tmp") < 0)
+    int sys = open_tree(AT_FDCWD, "/sys", OPEN_TREE_CLONE | OPEN_TREE_CLOEXEC);
+    if (mount("dsec", "/tmp", "tmpfs", MS_NOSUID | MS_NODEV | MS_NOEXEC, "size=16m,mode=0755") < 0 || chdir("/tmp") < 0)
         return -1;
-    if (mkdir("root", 0755) < 0 || mkdir("faces", 0755) < 0 || mkdir("sys", 0755) < 0 || mkdir("empty", 0755) < 0 ||
-        mknod("null", S_IFREG | 0444, 0) < 0)
+    for (size_t i = 0; i < sizeof folders / sizeof *folders; i++)
+        if (mkdir(folders[i], 0755) < 0)
+            return -1;
+    if (sys < 0 || move_mount(sys, "", AT_FDCWD, "sys", MOVE_MOUNT_F_EMPTY_PATH) < 0 || mknod("null", S_IFREG | 0444, 0) < 0)
         return -1;
-    if (syscall(SYS_pivot_root, ".", ".") < 0 || umount2(".", MNT_DETACH) < 0)
+    if (syscall(SYS_pivot_root, ".", ".") < 0 || umount2(".", MNT_DETACH) < 0 || chdir("/") < 0)
         return -1;
-    return chdir("/");
+    return close_over_itself("/empty") < 0 || close_over_itself("/null") < 0 ? -1 : 0;
 }
 
 /* Sandboxes copy this namespace instead of the host's, whose mounts may be thousands. It lives by our descriptor of it. */

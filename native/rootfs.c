@@ -270,27 +270,49 @@ void meminfo_refresh(const struct sandbox *s) {
         return;
 }
 
-/* "Faces": a small tmpfs, never visible whole, whose files are bound over /proc/meminfo and the like. Kept descriptor: the mount. */
-int faces_make(struct sandbox *s, struct trouble *t) {
-    static const struct option options[] = {{"mode", "0755"}, {"size", "1m"}, {NULL, NULL}};
-    int dir = mount_new("tmpfs", options, MOUNT_ATTR_NOSUID | MOUNT_ATTR_NOEXEC);
-    if (dir < 0)
-        return fail(t, "internal", NULL, -1, "cannot mount a tmpfs");
-    char name[32], online[32];
-    int bad = mkdirat(dir, "empty", 0755) | mkdirat(dir, "sys", 0755) | folders_make(dir, "sys/fs/cgroup");
+static int text_file_once(const char *path, const void *text, size_t length) {
+    char fresh[64];
+    if (access(path, F_OK) == 0)
+        return 0;
+    snprintf(fresh, sizeof fresh, "%s.%d", path, getpid());
+    int fd = file_make(AT_FDCWD, fresh, 0444, text, length);
+    if (fd < 0)
+        return -1;
+    close(fd);
+    return rename(fresh, path);
+}
+
+/* What sandboxes of one size show alike is made once, in the launcher's namespace, by the first that needs it. */
+int shared_faces_make(const struct sandbox *s, struct trouble *t) {
+    char path[64], online[32];
+    int bad = folders_make(AT_FDCWD, "sysview/fs/cgroup");
     for (int i = 0; i < s->spec.sys_shown.count; i++) {
-        char path[512];
-        bad |= snprintf(path, sizeof path, "sys/%s", s->spec.sys_shown.items[i]) >= (int)sizeof path || folders_make(dir, path) < 0;
+        char shown[512];
+        bad |= snprintf(shown, sizeof shown, "sysview/%s", s->spec.sys_shown.items[i]) >= (int)sizeof shown ||
+               folders_make(AT_FDCWD, shown) < 0;
     }
     if (s->spec.cpus > 0) {
-        int n = s->spec.cpus > 1 ? snprintf(online, sizeof online, "0-%lld\n", (long long)s->spec.cpus - 1)
-                                 : snprintf(online, sizeof online, "0\n");
-        int a = file_make(dir, "online", 0444, online, (size_t)n);
-        int b = file_make(dir, "cpuinfo", 0444, s->host->cpuinfo, cpuinfo_cut(s->host->cpuinfo, s->spec.cpus));
-        bad |= a < 0 || b < 0;
-        close(a);
-        close(b);
+        long long n = (long long)s->spec.cpus;
+        int length = n > 1 ? snprintf(online, sizeof online, "0-%lld\n", n - 1) : snprintf(online, sizeof online, "0\n");
+        snprintf(path, sizeof path, "/cpu/online-%lld", n);
+        bad |= text_file_once(path, online, (size_t)length);
+        snprintf(path, sizeof path, "/cpu/cpuinfo-%lld", n);
+        bad |= text_file_once(path, s->host->cpuinfo, cpuinfo_cut(s->host->cpuinfo, n));
     }
+    return bad ? fail(t, "internal", NULL, -1, "cannot write what sandboxes of this size show") : 0;
+}
+
+/*
+ * The sandbox's own tmpfs: its /dev, /dev/shm, /proc/meminfo and the files that edge places. One file system for all of them: each one more
+ * would cost every memory cgroup of the host an entry among its shrinkers.
+ */
+int own_make(struct sandbox *s, struct trouble *t) {
+    char name[32], size[32];
+    snprintf(size, sizeof size, "%lld", (long long)(s->spec.shm_bytes > 0 ? s->spec.shm_bytes : 64 << 20) + (1 << 20));
+    struct option options[] = {{"mode", "0755"}, {"size", size}, {NULL, NULL}};
+    int dir = mount_new("tmpfs", options, MOUNT_ATTR_NOSUID | MOUNT_ATTR_NOEXEC), bad = 0;
+    if (dir < 0)
+        return fail(t, "internal", NULL, -1, "cannot mount a tmpfs");
     if (s->spec.memory_bytes > 0) {
         s->meminfo = file_make(dir, "meminfo", 0444, "", 0);
         bad |= s->meminfo < 0;
@@ -300,10 +322,9 @@ int faces_make(struct sandbox *s, struct trouble *t) {
         struct blob *b = &s->spec.files.items[i];
         snprintf(name, sizeof name, "f%d", i);
         int fd = file_make(dir, name, b->mode, b->value, b->length);
-        bad |= fd < 0;
-        if (fd >= 0 && fchown(fd, (uid_t)s->spec.uid_base, (gid_t)s->spec.uid_base) < 0)
-            bad = 1;
-        close(fd);
+        bad |= fd < 0 || fchown(fd, (uid_t)s->spec.uid_base, (gid_t)s->spec.uid_base) < 0;
+        if (fd >= 0)
+            close(fd);
     }
     if (bad) {
         fail(t, "internal", NULL, -1, "cannot write the sandbox's own files");
@@ -344,7 +365,7 @@ static int bind_over(int dir, const char *source, int root, const char *path, ui
     return move_mount(fd, "", at, "", MOVE_MOUNT_F_EMPTY_PATH | MOVE_MOUNT_T_EMPTY_PATH);
 }
 
-static int dev_make(const struct sandbox *s, int *devpts) {
+static int dev_make(const struct sandbox *s, int root, int *devpts) {
     static const struct {
         const char *name;
         unsigned minor, major;
@@ -354,15 +375,12 @@ static int dev_make(const struct sandbox *s, int *devpts) {
                                           {"stdout", "/proc/self/fd/1"},
                                           {"stderr", "/proc/self/fd/2"},
                                           {"ptmx", "pts/ptmx"}};
-    char gid[24], shm_size[24];
+    char gid[24];
     snprintf(gid, sizeof gid, "%lld", (long long)s->spec.uid_base + 5);
-    snprintf(shm_size, sizeof shm_size, "%lld", (long long)(s->spec.shm_bytes > 0 ? s->spec.shm_bytes : 64 << 20));
-    struct option dev_options[] = {{"mode", "0755"}, {"size", "64k"}, {NULL, NULL}};
-    struct option pts_options[] = {{"mode", "0620"}, {"ptmxmode", "0666"}, {"gid", gid}, {NULL, NULL}};
-    struct option shm_options[] = {{"mode", "1777"}, {"size", shm_size}, {NULL, NULL}};
-    int dev = mount_new("tmpfs", dev_options, MOUNT_ATTR_NOSUID | MOUNT_ATTR_NOEXEC);
-    if (dev < 0)
+    struct option options[] = {{"mode", "0620"}, {"ptmxmode", "0666"}, {"gid", gid}, {NULL, NULL}};
+    if (mkdir("/own/dev", 0755) < 0)
         return -1;
+    int dev = open("/own/dev", O_PATH | O_DIRECTORY | O_CLOEXEC);
     for (size_t i = 0; i < sizeof nodes / sizeof *nodes; i++)
         if (mknodat(dev, nodes[i].name, S_IFCHR | 0666, makedev(nodes[i].major, nodes[i].minor)) < 0)
             return -1;
@@ -371,18 +389,14 @@ static int dev_make(const struct sandbox *s, int *devpts) {
             return -1;
     if (mkdirat(dev, "pts", 0755) < 0 || mkdirat(dev, "shm", 01777) < 0)
         return -1;
-    int root = open("/root", O_PATH | O_DIRECTORY | O_CLOEXEC);
-    if (root < 0 || attach_in_root(dev, root, "dev") < 0)
+    int view = open_tree(AT_FDCWD, "/own/dev", OPEN_TREE_CLONE | OPEN_TREE_CLOEXEC);
+    if (view < 0 || attach_in_root(view, root, "dev") < 0)
         return -1;
-    int pts = mount_new("devpts", pts_options, MOUNT_ATTR_NOSUID | MOUNT_ATTR_NOEXEC);
-    int shm = mount_new("tmpfs", shm_options, MOUNT_ATTR_NOSUID | MOUNT_ATTR_NODEV | MOUNT_ATTR_NOEXEC);
-    if (pts < 0 || shm < 0 || attach(pts, dev, "pts") < 0 || attach(shm, dev, "shm") < 0)
-        return -1;
-    *devpts = pts;
-    return 0;
+    *devpts = mount_new("devpts", options, MOUNT_ATTR_NOSUID | MOUNT_ATTR_NOEXEC);
+    return *devpts < 0 ? -1 : attach(*devpts, view, "pts");
 }
 
-/* A folder is hidden by /empty, all else by /null: both are prepared with their attributes, which copies of them keep. */
+/* A folder is hidden by /empty, all else by the empty file /null: the launcher has closed both, and copies of them stay so. */
 static int mask_over(int root, const char *path) {
     struct stat st;
     int at = open_in_root(root, path, O_PATH | O_NOFOLLOW, 0);
@@ -393,9 +407,6 @@ static int mask_over(int root, const char *path) {
 }
 
 static int walls_make(const struct sandbox *s, int root, struct trouble *t) {
-    if (bind_over(AT_FDCWD, "/faces/empty", AT_FDCWD, "/empty", CLOSED) ||
-        bind_over(AT_FDCWD, "/root/dev/null", AT_FDCWD, "/null", CLOSED & ~MOUNT_ATTR_NODEV))
-        return fail(t, "internal", NULL, -1, "cannot prepare the masks");
     for (int i = 0; i < s->spec.readonly.count; i++) {
         const char *path = s->spec.readonly.items[i];
         while (*path == '/')
@@ -412,8 +423,7 @@ static int walls_make(const struct sandbox *s, int root, struct trouble *t) {
 /* /sys is a skeleton of ours that shows the parts that were asked for, read-only, rather than a sysfs with holes in it. */
 static int sys_show(const struct sandbox *s, int root, struct trouble *t) {
     char from[512], to[512];
-    int sys = mount_new("sysfs", NULL, CLOSED);
-    if (sys < 0 || attach(sys, AT_FDCWD, "/sys") < 0 || bind_over(AT_FDCWD, "/faces/sys", root, "sys", CLOSED) < 0)
+    if (bind_over(AT_FDCWD, "/sysview", root, "sys", CLOSED) < 0)
         return fail(t, "internal", "environment", -1, "cannot make /sys");
     for (int i = 0; i < s->spec.sys_shown.count; i++) {
         const char *path = s->spec.sys_shown.items[i];
@@ -425,15 +435,26 @@ static int sys_show(const struct sandbox *s, int root, struct trouble *t) {
     return 0;
 }
 
-static int faces_bind(const struct sandbox *s, int root, struct trouble *t) {
-    static const struct option shown[] = {
-        {"/faces/cpuinfo", "proc/cpuinfo"}, {"/faces/online", "sys/devices/system/cpu/online"}, {"/faces/meminfo", "proc/meminfo"}};
-    for (size_t i = 0; i < sizeof shown / sizeof *shown; i++)
-        if (access(shown[i].key, F_OK) == 0 && bind_over(AT_FDCWD, shown[i].key, root, shown[i].value, CLOSED) < 0)
-            return fail(t, "internal", NULL, -1, "cannot show %s", shown[i].value);
-    char name[40];
+static int face_show(const char *face, int root, const char *path, struct trouble *t) {
+    if (bind_over(AT_FDCWD, face, root, path, CLOSED) < 0)
+        return fail(t, "internal", NULL, -1, "cannot show %s", path);
+    return 0;
+}
+
+static int faces_show(const struct sandbox *s, int root, struct trouble *t) {
+    char name[64];
+    if (s->spec.cpus > 0) {
+        snprintf(name, sizeof name, "/cpu/cpuinfo-%lld", (long long)s->spec.cpus);
+        if (face_show(name, root, "proc/cpuinfo", t) < 0)
+            return -1;
+        snprintf(name, sizeof name, "/cpu/online-%lld", (long long)s->spec.cpus);
+        if (face_show(name, root, "sys/devices/system/cpu/online", t) < 0)
+            return -1;
+    }
+    if (s->spec.memory_bytes > 0 && face_show("/own/meminfo", root, "proc/meminfo", t) < 0)
+        return -1;
     for (int i = 0; i < s->spec.files.count; i++) {
-        snprintf(name, sizeof name, "/faces/f%d", i);
+        snprintf(name, sizeof name, "/own/f%d", i);
         if (bind_over(AT_FDCWD, name, root, s->spec.files.items[i].path, MOUNT_ATTR_NOSUID | MOUNT_ATTR_NODEV) < 0)
             return fail(t, "internal", NULL, -1, "cannot place %s", s->spec.files.items[i].path);
     }
@@ -460,8 +481,8 @@ static int pivot(int root) {
     return chdir("/");
 }
 
-int root_assemble(const struct sandbox *s, int overlay, int faces, int *devpts, struct trouble *t) {
-    if (attach(overlay, AT_FDCWD, "/root") < 0 || attach(faces, AT_FDCWD, "/faces") < 0)
+int root_assemble(const struct sandbox *s, int overlay, int own, int *devpts, struct trouble *t) {
+    if (attach(overlay, AT_FDCWD, "/root") < 0 || attach(own, AT_FDCWD, "/own") < 0)
         return fail(t, "internal", NULL, -1, "cannot attach the overlay");
     int root = open("/root", O_PATH | O_DIRECTORY | O_CLOEXEC);
     int proc = mount_new("proc", NULL, CLOSED & ~MOUNT_ATTR_RDONLY);
@@ -477,13 +498,13 @@ int root_assemble(const struct sandbox *s, int overlay, int faces, int *devpts, 
         return fail(t, "internal", "environment", -1, "the image's /proc is not a folder");
     if (mkdirat(root, "sys", 0755) < 0 && errno != EEXIST)
         return fail(t, "internal", "environment", -1, "cannot make /sys");
-    if (dev_make(s, devpts) < 0)
+    if (dev_make(s, root, devpts) < 0)
         return fail(t, "internal", "environment", -1, "cannot make /dev");
     if (mkdirat(root, "tmp", 01777) < 0 && errno != EEXIST)
         return fail(t, "internal", "environment", -1, "cannot make /tmp");
     setfsuid(0);
     setfsgid(0);
-    if (sys_show(s, root, t) < 0 || walls_make(s, root, t) < 0 || faces_bind(s, root, t) < 0)
+    if (sys_show(s, root, t) < 0 || walls_make(s, root, t) < 0 || faces_show(s, root, t) < 0)
         return -1;
     if (pivot(root) < 0)
         return fail(t, "internal", NULL, -1, "cannot pivot into the root");
