@@ -251,6 +251,8 @@ class ContainerBackend:
         self._paused.discard(spec.sandbox_id)
 
     async def destroy(self, spec: SandboxSpec) -> None:
+        # Not yet ours where edge came back only to finish an end: nobody else may have the ids while they are in use.
+        self._ranges.claim(spec.range_index, spec.sandbox_id)
         await self._end(spec.sandbox_id, spec.range_index)
 
     async def destroy_unknown(self, sandbox_id: str) -> None:

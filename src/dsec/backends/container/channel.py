@@ -158,7 +158,7 @@ class ContainerChannel:
     async def acknowledge(self, session_id: str, op_id: str) -> None:
         payload = encode_fields([(wire.T_SESSION_ID, session_id), (wire.T_OP_ID, op_id)])
         held = self._results.pop(op_id, None)
-        if held is None or not await held.acknowledge(payload):
+        if held is None or not held.acknowledge(payload):
             # Not known means forgotten already.
             with contextlib.suppress(NotFound):
                 await self._ask(wire.ACK, payload)

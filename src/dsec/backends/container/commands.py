@@ -55,7 +55,6 @@ class CommandConversation(Conversation):
         self._output = Output()
         self._stdin = memoryview(stdin) if stdin is not None else None
         self.result: asyncio.Future[ExecResult] = loop.create_future()
-        self._acknowledged: asyncio.Future[bool] = loop.create_future()
         self._timer = None if limit_seconds is None else loop.call_later(limit_seconds + self.kill_slack_seconds, self._late)
 
     def _frame(self, frame: Frame) -> None:
@@ -68,10 +67,6 @@ class CommandConversation(Conversation):
                 self._timer.cancel()
             if not self.result.done():
                 self.result.set_result(self._output.result(self._op_id, Fields(frame[2])))
-        elif kind == wire.OK:
-            self.close()
-            if not self._acknowledged.done():
-                self._acknowledged.set_result(True)
         elif kind == wire.CREDIT:
             self._feed_stdin(decode_number(frame[2]))
         elif kind == wire.ERROR:
@@ -99,19 +94,14 @@ class CommandConversation(Conversation):
     def _lost(self, error: DSecError) -> None:
         if not self.result.done():
             self.result.set_exception(error)
-        if not self._acknowledged.done():
-            self._acknowledged.set_result(False)
 
-    async def acknowledge(self, payload: bytes) -> bool:
-        """Say that the result is recorded. False if the connection was gone before the answer came."""
-        self.send(encode_frame(wire.ACK, payload))
-        try:
-            async with asyncio.timeout(self.answer_seconds):
-                return not self.closed and await self._acknowledged
-        except TimeoutError:
+    def acknowledge(self, payload: bytes) -> bool:
+        """Say that the result is recorded, and hang up; False if the connection was gone. The frame arrives before the end does."""
+        if self.closed:
             return False
-        finally:
-            self.close()
+        self.send(encode_frame(wire.ACK, payload))
+        self.close()
+        return True
 
     def _late(self) -> None:
         self.close()
