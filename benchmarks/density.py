@@ -31,9 +31,9 @@ def _memory(stage: Stage) -> dict[str, int]:
     for pid in stage.daemon.pids():
         name = "edge" if pid == stage.daemon.pid else process_name(pid)
         sizes[name] = sizes.get(name, 0) + pss_bytes(pid)
-    return {"available": meminfo()["MemAvailable"], "kernel": kernel_memory_bytes(), "pss": sum(sizes.values())} | {
-        f"pss of {name}": size for name, size in sizes.items()
-    }
+    kernel = kernel_memory_bytes()
+    totals = {"available": meminfo()["MemAvailable"], "pss": sum(sizes.values()), "kernel": sum(kernel.values())}
+    return totals | {f"pss of {name}": size for name, size in sizes.items()} | {f"kernel {name}": size for name, size in kernel.items()}
 
 
 async def _settled_memory(stage: Stage) -> dict[str, int]:
@@ -59,7 +59,8 @@ async def measure(options: argparse.Namespace) -> dict[str, Any]:
         before, holdings = await _settled_memory(stage), stage.daemon.holdings()
         alone = await _alone(stage, options)
         started = time.perf_counter()
-        sandboxes, failures = await start_many(stage, options.n, options.batch)
+        pace: list[tuple[int, float]] = []
+        sandboxes, failures = await start_many(stage, options.n, options.batch, pace)
         filled = time.perf_counter() - started
         print(f"{len(sandboxes)} live after {filled:.2f} s, {len(failures)} failures {failures[:1]}", file=sys.stderr, flush=True)
         try:
@@ -81,6 +82,7 @@ async def measure(options: argparse.Namespace) -> dict[str, Any]:
             "first_error": (failures or [""])[0],
             "wall_s": round(filled, 3),
             "per_s": round(len(sandboxes) / filled, 1),
+            "per_s_by_live": _pace_by_live(pace),
             "batch": options.batch,
         }
         stop = {"failures": len(stop_failures), "first_error": (stop_failures or [""])[0], "per_s": round(len(sandboxes) / emptied, 1)}
@@ -97,6 +99,16 @@ async def _ask_all(sandboxes: list[Sandbox], at_once: int) -> Block:
     """Each sandbox runs one command: those that do not answer are failures."""
     waiting = list(sandboxes)
     return await run_block(len(sandboxes), at_once, lambda: exec_true(waiting.pop()))
+
+
+def _pace_by_live(pace: list[tuple[int, float]], parts: int = 8) -> dict[str, float]:
+    """Creations a second while the number of those live grew up to each of the numbers: does it slow down?"""
+    found: dict[str, float] = {}
+    live, moment = pace[0] if pace else (0, 0.0)
+    for count, at in pace[max(1, len(pace) // parts) :: max(1, len(pace) // parts)]:
+        found[str(count)] = round((count - live) / (at - moment), 1)
+        live, moment = count, at
+    return found
 
 
 def _per_sandbox(before: dict[str, int], full: dict[str, int], count: int) -> dict[str, float]:

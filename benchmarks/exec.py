@@ -37,8 +37,13 @@ async def exec_true(sandbox: Sandbox, process_ms: list[float] | None = None) -> 
     return took
 
 
-async def start_many(stage: Stage, count: int, batch: int = 64) -> tuple[list[Sandbox], list[str]]:
-    """`count` sandboxes by batches, one request each. What could not be made is in the second list, a message each."""
+async def start_many(
+    stage: Stage, count: int, batch: int = 64, pace: list[tuple[int, float]] | None = None
+) -> tuple[list[Sandbox], list[str]]:
+    """`count` sandboxes by batches, one request each. What could not be made is in the second list, a message each.
+
+    After each batch how many were made and the moment go to `pace`.
+    """
     made: list[Sandbox] = []
     failures: list[str] = []
     while (left := count - len(made) - len(failures)) > 0:
@@ -49,6 +54,8 @@ async def start_many(stage: Stage, count: int, batch: int = 64) -> tuple[list[Sa
             failures += [f"{type(error).__name__}: {error}"[:300]] * size
             continue
         made += got
+        if pace is not None:
+            pace.append((len(made), time.perf_counter()))
         failures += [f"only {len(got)} of a batch of {size} were made"] * (size - len(got))
     return made, failures
 

@@ -71,10 +71,10 @@ def meminfo() -> dict[str, int]:
     return values
 
 
-def kernel_memory_bytes() -> int:
-    """What the kernel keeps for itself: slabs of both kinds, stacks, page tables, per-cpu data."""
+def kernel_memory_bytes() -> dict[str, int]:
+    """What the kernel keeps for itself, by kind: slabs, stacks, page tables, per-cpu data."""
     values = meminfo()
-    return sum(values.get(name, 0) for name in ("Slab", "KernelStack", "PageTables", "SecPageTables", "Percpu"))
+    return {name: values.get(name, 0) for name in ("SUnreclaim", "SReclaimable", "KernelStack", "PageTables", "Percpu")}
 
 
 def _status(pid: int, name: str) -> int:

@@ -58,9 +58,9 @@ def _remarks(document: dict[str, Any]) -> Iterator[str]:
             continue
         if phases := value.get("phases"):
             yield f"{name}, p50 of its phases in ms: " + ", ".join(f"{phase} {one['p50_ms']:g}" for phase, one in phases.items())
-        for title in ("cpu_ms_each", "peak_rss_mb", "memory_per_idle_sandbox", "leaked"):
-            if title in value:
-                yield f"{name}, {title.replace('_', ' ')}: " + ", ".join(f"{of} {amount:g}" for of, amount in value[title].items())
+        for title in ("cpu_ms_each", "peak_rss_mb", "per_s_by_live", "memory_per_idle_sandbox", "left_after_stop", "leaked"):
+            if found := value.get(title) or value.get("create", {}).get(title):
+                yield f"{name}, {title.replace('_', ' ')}: " + ", ".join(f"{of} {amount:g}" for of, amount in found.items())
     for name, value in rows(document):
         if value.get("first_error"):
             yield f"{name}, first error: {value['first_error']}"

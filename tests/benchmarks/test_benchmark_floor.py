@@ -58,4 +58,4 @@ def test_readings_of_this_process_are_plausible():
 
     assert 1 << 20 < pss_bytes(os.getpid()) < 4 << 30
     assert descriptor_count(os.getpid()) >= 3
-    assert kernel_memory_bytes() > 1 << 20
+    assert all(size > 0 for size in kernel_memory_bytes().values())
