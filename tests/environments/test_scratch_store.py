@@ -212,6 +212,21 @@ def test_a_closed_image_is_opened_again_with_what_it_held(state_run):
         scratch.close(unmount=True)
 
 
+def test_an_image_that_another_mount_namespace_holds_is_opened_again(scratch):
+    """Any container engine's, or a build's: it copied the mount table while we were open."""
+    (scratch.create("sb-1", 8 * MIB) / "upper/kept").write_text("kept")
+    command = ["unshare", "--mount", "--propagation=private", "sh", "-c", "echo ready; exec sleep 1000"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE) as holder:
+        assert holder.stdout.readline() == b"ready\n"
+        scratch.close(unmount=True)
+        assert len(loop_devices_of(scratch.image)) == 1
+        scratch.open()
+        assert (scratch.path / "sb-1/upper/kept").read_text() == "kept"
+        assert write_until_refused(scratch.path / "sb-1/upper/file", 20)[1] == errno.EDQUOT
+        assert len(loop_devices_of(scratch.image)) == 1
+        holder.kill()
+
+
 def test_closing_while_a_sandbox_uses_it_is_a_conflict(scratch):
     path = scratch.create("sb-1", None)
     with (path / "upper/open").open("w"):

@@ -69,14 +69,15 @@ def choose_mirrors(configured: Sequence[Mirror], suite: str) -> list[Mirror]:
 def bootstrap_debian(suite: str, packages: Sequence[str], target: Path, work: Path) -> dict[str, str]:
     """Fill `target` with a minimal system and `packages`; returns where it came from.
 
-    It runs in mount and pid namespaces of its own: what it mounts and starts ends with it, also when it is killed.
+    It runs in mount and pid namespaces of its own: what it mounts and starts ends with it, also when it is killed. Where mounts are
+    shared, what is unmounted outside meanwhile goes inside too, so that a build pins nobody's disk.
     """
     mirrors = choose_mirrors(configured_mirrors(), suite)
     temporary = work / "bootstrap"
     temporary.mkdir()
     run_tool(
         [
-            "unshare", "--mount", "--pid", "--fork", "--kill-child=KILL", "--mount-proc", "--",
+            "unshare", "--mount", "--propagation=slave", "--pid", "--fork", "--kill-child=KILL", "--mount-proc", "--",
             "mmdebstrap", "--mode=root", "--format=directory", "--variant=minbase",
             "--dpkgopt=force-unsafe-io", "--aptopt=Acquire::Languages none", "--skip=check/empty",
             *([f"--include={','.join(packages)}"] if packages else []),

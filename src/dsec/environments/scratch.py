@@ -20,7 +20,7 @@ from typing import Final
 from dsec.environments.names import check_owner
 from dsec.environments.tools import run_tool
 from dsec.kernel import btrfs
-from dsec.kernel.loop import attached_loop
+from dsec.kernel.loop import attached_loop, backing_file, held_loop
 from dsec.kernel.mountinfo import Mount, mount_at
 from dsec.kernel.mounts import ATTR_NOATIME, ATTR_NODEV, ATTR_NOSUID, attach, make_mount, unmount
 from libdsec.errors import Conflict, DSecError, InvalidArgument, QuotaExceeded, Unsupported
@@ -51,18 +51,19 @@ class ScratchCapabilities:
 
 
 class ScratchStore:
-    """Writable folders below `path` (default `<state>/scratch`). `open` before use; all else takes microseconds and is thread-safe.
+    """Writable folders in `scratch` below `path` (default: the state folder). `open` comes first; all else is quick, in any thread.
 
     `size_bytes` is the most that an image made here may grow to; default: 80 % of what is free. On a host without btrfs or loop devices the
-    folders are plain and a limit is refused with Unsupported.
+    folders are plain and a limit is refused with Unsupported. `run` is taken like by the other stores; nothing is kept there.
     """
 
     def __init__(self, state: Path, run: Path, size_bytes: int | None = None, path: Path | None = None) -> None:
         if size_bytes is not None and size_bytes < MINIMUM_BYTES:
             raise InvalidArgument(f"scratch: size {size_bytes} is too small; at least {MINIMUM_BYTES} bytes", field="scratch_size")
-        self.path = Path(path) if path is not None else Path(state) / "scratch"
-        self.image = self.path.with_name(self.path.name + ".img")
-        self._run = Path(run)
+        place = Path(path) if path is not None else Path(state)
+        self.path = place / "scratch"
+        self.image = place / "scratch.img"
+        del run
         self._size = size_bytes
         self._fd: int | None = None
         self._filesystem = ""
@@ -80,9 +81,9 @@ class ScratchStore:
         if self._fd is not None:
             return
         self.path.mkdir(parents=True, exist_ok=True, mode=0o700)
-        self._run.mkdir(parents=True, exist_ok=True)
         with self._setting_up():
-            if not self._attach_folder(ours=mount_at(self.path) is not None):
+            mounted = mount_at(self.path)
+            if not self._attach_folder(ours=mounted is not None and self._is_ours(mounted)):
                 if not self._mount_image():
                     self._open_plain()
                 elif not self._attach_folder(ours=True):
@@ -108,7 +109,7 @@ class ScratchStore:
             os.close(fd)
 
     def _is_ours(self, mounted: Mount) -> bool:
-        return mounted.kind == "btrfs" and mounted.source.startswith("/dev/loop") and self.image.exists()
+        return mounted.kind == "btrfs" and backing_file(mounted.source) == Path(os.path.realpath(self.image))
 
     def _attach_folder(self, *, ours: bool) -> bool:
         """Use the folder if it is on btrfs with quotas; they are turned on only where the file system is our own."""
@@ -274,8 +275,12 @@ class ScratchStore:
 
 
 def _mount(image: Path, target: Path) -> None:
-    """Sandboxes' data are gone with the host, so nothing is checksummed; what is freed goes back to the file below."""
-    with attached_loop(image) as device:
+    """Sandboxes' data are gone with the host, so nothing is checksummed; what is freed goes back to the file below.
+
+    Unmounted here, the image may still be mounted in somebody's copy of the mount table, and btrfs takes no second device for it.
+    """
+    with contextlib.ExitStack() as attached:
+        device = attached.enter_context(held_loop(image)) or attached.enter_context(attached_loop(image))
         mount = make_mount(
             "btrfs",
             source=device,

@@ -13,7 +13,7 @@ from typing import Final
 
 from dsec.kernel.syscalls import fail
 
-__all__ = ["attached_loop", "backing_file", "loop_devices_of"]
+__all__ = ["attached_loop", "backing_file", "held_loop", "loop_devices_of"]
 
 _LOOP_CTL_GET_FREE: Final = 0x4C82
 _LOOP_CONFIGURE: Final = 0x4C0A
@@ -47,6 +47,20 @@ def attached_loop(file: Path, *, direct_io: bool = True, read_only: bool = False
         yield device
     finally:
         os.close(fd)
+
+
+@contextlib.contextmanager
+def held_loop(file: Path) -> Iterator[Path | None]:
+    """A loop device that is attached to `file` already, which stays so within the context; None if there is none."""
+    for device in loop_devices_of(file):
+        fd = os.open(device, os.O_RDWR | os.O_CLOEXEC)
+        try:
+            if backing_file(str(device)) == Path(os.path.realpath(file)):  # else it was detached before we had it open
+                yield device
+                return
+        finally:
+            os.close(fd)
+    yield None
 
 
 def _attach(backing: int, name: bytes, flags: int) -> tuple[Path, int]:
