@@ -474,9 +474,9 @@ _Noreturn void aether_main(const struct host *h, struct frame *launch, int birth
                            .cgroups = -1,
                            .oom = -1};
     setsid();
-    prctl(PR_SET_NAME, "aether");
     signal(SIGCHLD, SIG_DFL);
     signal(SIGPIPE, SIG_IGN);
+    rename_process(h, "aether", "aether");
     if (spec_parse(&a.s.spec, launch, &t) < 0 || sandbox_start(&a.s, &t) < 0) {
         sandbox_undo(&a.s);
         send_trouble(birth, &t);

@@ -63,6 +63,8 @@ void meminfo_refresh(const struct sandbox *s);
 /* born.c */
 int sandbox_start(struct sandbox *s, struct trouble *t);
 void sandbox_undo(struct sandbox *s);
+/* As ps shows it; `title` is cut to the room that the launcher's own command line takes. */
+void rename_process(const struct host *h, const char *name, const char *title);
 
 /* aether.c */
 _Noreturn void aether_main(const struct host *h, struct frame *launch, int birth);

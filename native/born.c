@@ -55,11 +55,11 @@ _Noreturn static void init_loop(void) {
     }
 }
 
-static void rename_process(const struct host *h, const char *name) {
+void rename_process(const struct host *h, const char *name, const char *title) {
     prctl(PR_SET_NAME, name);
     if (h->argv_len) {
         memset(h->argv_at, 0, h->argv_len);
-        strncpy(h->argv_at, name, h->argv_len - 1);
+        strncpy(h->argv_at, title, h->argv_len - 1);
     }
 }
 
@@ -90,7 +90,7 @@ _Noreturn static void init_main(struct sandbox *s, int overlay, int own, int sta
     sigfillset(&all);
     sigprocmask(SIG_SETMASK, &all, NULL);
     signal(SIGCHLD, SIG_DFL);
-    rename_process(s->host, "init");
+    rename_process(s->host, "init", "init");
     int rc = init_prepare(s, overlay, own, &devpts, &t);
     if (rc < 0)
         t.ran = 1; /* marks "there is trouble" for aether, which sets it right */

@@ -33,10 +33,23 @@ static int64_t next_wake(const struct chronus *c) {
     return at == INT64_MAX ? -1 : at <= now ? 0 : (at - now + 999999) / 1000000;
 }
 
+/* Time that the sandbox spent frozen is not the command's: its deadline moves on by as much. Linux before 6.18 does not count it, only
+ * tells. */
+static bool deadline_moves(struct chronus *c, int64_t now) {
+    int64_t frozen = group_frozen_ns(c->group, now), more = frozen - c->frozen_before;
+    if (more <= 0)
+        return false;
+    c->frozen_before = frozen;
+    c->deadline += more;
+    if (c->deadline < now + 100000000)
+        c->deadline = now + 100000000;
+    return true;
+}
+
 static void clock_tick(struct chronus *c) {
     int64_t now = clock_now();
     int shell_pid = c->shell ? c->child.pid : 0;
-    if (c->deadline && now >= c->deadline) {
+    if (c->deadline && now >= c->deadline && !deadline_moves(c, now)) {
         c->deadline = 0;
         c->kill_at = now + c->request.grace_ns;
         if (c->current)
@@ -80,18 +93,25 @@ static struct pollfd *wait_for(struct wait *w, int fd, short events) {
     return &w->fds[w->count++];
 }
 
+static void wait_source(struct wait *w, struct op *op, int stream, int fd) {
+    if (!op || op_has_room(op, stream))
+        wait_for(w, fd, POLLIN);
+    else if (!op->blocked_since)
+        op->blocked_since = clock_now();
+}
+
 static void wait_build(struct chronus *c, struct wait *w) {
     w->count = 0;
+    /* Sending first makes room for what is still in the pipes. */
+    for (struct op *op = c->ops; op; op = op->next)
+        for (struct reader *r = op->readers; r; r = r->next)
+            r->full = !r->dead && reader_push(op, r);
     wait_for(w, c->ctl, POLLIN);
     wait_for(w, c->child.pidfd, POLLIN);
     wait_for(w, c->child.status, POLLIN);
     struct op *op = c->current ? c->current : c->early;
-    if (!op || op_has_room(op, 0))
-        wait_for(w, c->child.out, POLLIN);
-    else if (!op->blocked_since)
-        op->blocked_since = clock_now();
-    if (!op || op_has_room(op, 1))
-        wait_for(w, c->child.err, POLLIN);
+    wait_source(w, op, 0, c->child.out);
+    wait_source(w, op, 1, c->child.err);
     if (c->input_len || (c->input_eof && c->child.in >= 0))
         wait_for(w, c->child.in, POLLOUT);
     for (struct stranger *x = c->strangers; x; x = x->next)
@@ -99,8 +119,7 @@ static void wait_build(struct chronus *c, struct wait *w) {
             w->who[w->count - 1].stranger = x;
     for (op = c->ops; op; op = op->next)
         for (struct reader *r = op->readers; r; r = r->next) {
-            short events = (short)(POLLIN | (reader_push(op, r) ? POLLOUT : 0));
-            if (r->dead || !wait_for(w, r->sock, events))
+            if (r->dead || !wait_for(w, r->sock, (short)(POLLIN | (r->full ? POLLOUT : 0))))
                 continue;
             w->who[w->count - 1].op = op;
             w->who[w->count - 1].reader = r;
@@ -179,6 +198,7 @@ static void command_begin(struct chronus *c, int conn, struct inbox *in) {
     struct request *r = &c->request;
     op->pid = c->child.pid;
     c->deadline = r->timeout_ns ? op->started + r->timeout_ns : 0;
+    c->frozen_before = 0;
     struct reader *reader = reader_new(op, conn, r->live, r->credit);
     if (!reader)
         _exit(1);

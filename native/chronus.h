@@ -36,6 +36,7 @@ struct chronus {
     size_t input_len, input_cap, input_owed;
     bool input_eof;
     int64_t deadline, kill_at, drain_until;
+    int64_t frozen_before; /* of the group's frozen time, what the deadline has in it */
     int64_t group_cpu_at_start;
     char status[64];
     size_t status_len;
@@ -49,6 +50,7 @@ static inline int64_t clock_now(void) {
 bool sources_open(const struct chronus *c);
 void notify(struct chronus *c, enum ctl_kind kind);
 int64_t group_cpu_ns(int group);
+int64_t group_frozen_ns(int group, int64_t now);
 void close_fd(int *fd);
 struct op *op_find(struct chronus *c, const char *id);
 void op_end(struct chronus *c, struct op *op);

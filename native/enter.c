@@ -21,7 +21,8 @@
 
 /* A small regular file of the image, as data; NULL if it is not that. */
 static char *image_file(int root, const char *path) {
-    struct open_how how = {.flags = O_RDONLY | O_NONBLOCK | O_NOCTTY | O_CLOEXEC, .resolve = RESOLVE_IN_ROOT | RESOLVE_NO_MAGICLINKS};
+    struct open_how how = {.flags = O_RDONLY | O_NONBLOCK | O_NOCTTY | O_CLOEXEC,
+                           .resolve = RESOLVE_IN_ROOT | RESOLVE_NO_MAGICLINKS | RESOLVE_NO_XDEV};
     int fd = (int)syscall(SYS_openat2, root, path, &how, sizeof how);
     struct stat st;
     char *text = NULL;

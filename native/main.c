@@ -190,6 +190,9 @@ int main(int argc, char **argv) {
         return 1;
     signal(SIGCHLD, SIG_IGN);
     standard_streams_close();
+    /* Its memory becomes every aether's and init's: nothing of edge's environment stays in it. */
+    for (char **e = environ; *e; e++)
+        memset(*e, 0, strlen(*e));
     host.argv_at = argv[0];
     host.argv_len = (size_t)(argv[1] + strlen(argv[1]) - argv[0]);
     return serve(&host) < 0 ? 1 : 0;

@@ -206,19 +206,15 @@ bool reader_push(struct op *op, struct reader *r) {
 }
 
 void op_push(struct op *op) {
-    struct reader *next;
-    for (struct reader *r = op->readers; r; r = next) {
-        next = r->next;
+    /* The dead are only marked: whoever is handling events may still hold one of them. */
+    for (struct reader *r = op->readers; r; r = r->next)
         reader_push(op, r);
-        if (r->dead)
-            reader_free(op, r);
-    }
 }
 
 static uint64_t oldest_unsent(const struct op *op, int s) {
     uint64_t oldest = UINT64_MAX;
     for (const struct reader *r = op->readers; r; r = r->next)
-        if (r->live && r->offset[s] < oldest)
+        if (r->live && !r->dead && r->offset[s] < oldest)
             oldest = r->offset[s];
     return oldest;
 }

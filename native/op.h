@@ -13,7 +13,7 @@ struct reader {
     struct reader *next;
     int sock;
     struct inbox in;
-    bool live, stdin_told, exited_sent, dead;
+    bool live, stdin_told, exited_sent, dead, full; /* full: the socket takes no more now */
     bool eof_sent[2];
     uint64_t offset[2];
     int64_t credit[2];

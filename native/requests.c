@@ -110,6 +110,14 @@ static bool reader_frame(struct chronus *c, struct op *op, struct reader *r, con
 
 static void attach(struct chronus *c, struct stranger *x, const struct order *o) {
     struct op *op = op_find(c, c->shell ? o->op_id : NULL);
+    for (struct stranger *y = c->strangers; !op && o->op_id && y; y = y->next)
+        if (y->waiting && y->run.op_id && strcmp(y->run.op_id, o->op_id) == 0) {
+            /* It has not begun: whoever asks last gets its answer. */
+            close(y->sock);
+            y->sock = x->sock;
+            x->sock = -1;
+            return;
+        }
     struct reader *r = op ? reader_new(op, x->sock, o->live != 0, o->credit) : NULL;
     if (!r)
         return refuse(x->sock, "not_found", 0, "no such command in this session");

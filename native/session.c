@@ -22,17 +22,27 @@ void notify(struct chronus *c, enum ctl_kind kind) {
         _exit(1);
 }
 
-int64_t group_cpu_ns(int group) {
-    char buf[256];
-    int fd = openat(group, "cpu.stat", O_RDONLY | O_CLOEXEC);
+/* The number after `key` in a flat-keyed file of the group, 0 if it is not there. */
+static int64_t group_number(int group, const char *file, const char *key) {
+    char buf[512];
+    int fd = openat(group, file, O_RDONLY | O_CLOEXEC);
     ssize_t n = fd < 0 ? -1 : read(fd, buf, sizeof buf - 1);
     if (fd >= 0)
         close(fd);
     if (n <= 0)
         return 0;
     buf[n] = 0;
-    char *at = strstr(buf, "usage_usec ");
-    return at ? atoll(at + strlen("usage_usec ")) * 1000 : 0;
+    char *at = strstr(buf, key);
+    return at ? atoll(at + strlen(key)) : 0;
+}
+
+int64_t group_cpu_ns(int group) {
+    return group_number(group, "cpu.stat", "usage_usec ") * 1000;
+}
+
+int64_t group_frozen_ns(int group, int64_t now) {
+    int64_t counted = group_number(group, "cgroup.stat.local", "frozen_usec ") * 1000;
+    return counted ? counted : group_number(group, "cgroup.events", "frozen ") ? now : 0;
 }
 
 void close_fd(int *fd) {

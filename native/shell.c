@@ -43,6 +43,7 @@ static void run_begin(struct chronus *c, struct stranger *x) {
     op->next = c->ops;
     c->ops = c->current = op;
     c->group_cpu_at_start = group_cpu_ns(c->group);
+    c->frozen_before = group_frozen_ns(c->group, op->started);
     c->deadline = r->timeout_ns ? op->started + r->timeout_ns : 0;
     c->kill_at = 0;
     c->request.grace_ns = r->grace_ns;
