@@ -1,7 +1,7 @@
 """A backend of dictionaries for tests of the rim alone.
 
-The same behaviours are proved on the real container backend by tests/edge/test_restart.py and dsec.testing.self_check. It keeps the protocol's
-promises that the rim leans on: what it "runs" outlives the edge object, as sandboxes outlive the daemon.
+The same behaviours are proved on the real container backend by tests/edge/test_restart.py and dsec.testing.self_check. It keeps the
+protocol's promises that the rim leans on: what it "runs" outlives the edge object, as sandboxes outlive the daemon.
 """
 
 from __future__ import annotations

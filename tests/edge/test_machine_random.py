@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from dsec.edge import events
 from dsec.edge.machine import OUTCOMES, Machine, Status
-from libdsec.errors import Conflict, DSecError, SandboxFailed
+from libdsec.errors import Conflict, SandboxFailed
 
 OVER = ("stopped", "failed")
 
@@ -60,12 +61,11 @@ class Life(RuleBasedStateMachine):
 
     @rule(verb=st.sampled_from(["pause", "resume", "use"]))
     def ask(self, verb) -> None:
-        try:
-            outcome = self.machine.outcome(verb)
-        except DSecError as error:
-            assert OUTCOMES[verb][self.machine.status.state] == "refuse"
-            assert isinstance(error, SandboxFailed if self.machine.status.state == "failed" else Conflict)
+        if OUTCOMES[verb][self.machine.status.state] == "refuse":
+            with pytest.raises(SandboxFailed if self.machine.status.state == "failed" else Conflict):
+                self.machine.outcome(verb)
             return
+        outcome = self.machine.outcome(verb)
         if verb == "pause" and outcome == "do":
             self.feed(events.PauseWanted())
         elif (verb == "resume" and outcome == "do") or outcome == "resume":
@@ -170,5 +170,5 @@ class Life(RuleBasedStateMachine):
                 self.feed(events.Destroyed())
 
 
-TestLife = Life.TestCase
+TestLife = pytest.mark.slow(Life.TestCase)
 TestLife.settings = settings(max_examples=150, stateful_step_count=40, deadline=None, suppress_health_check=list(HealthCheck))

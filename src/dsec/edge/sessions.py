@@ -82,20 +82,17 @@ class Sessions:
     async def close_session(self, sandbox_id: str, session_id: str) -> None:
         """See Edge.close_session."""
         sandbox = self._core.find(sandbox_id)
-        if sandbox is None or session_id not in sandbox.sessions:
+        row = None if sandbox is None else sandbox.sessions.get(session_id)
+        if sandbox is None or row is None:
             if any(row.session_id == session_id for row in self._core.journal.sessions(sandbox_id)):
                 return
             raise NotFound(f"sandbox {sandbox_id} has no session {session_id!r:.150}", field="session_id")
         channel = await self._core.usable(sandbox)
         with contextlib.suppress(NotFound):
             await channel.close_session(session_id)
-        self.closed(sandbox, session_id)
-
-    def closed(self, sandbox: Sandbox, session_id: str) -> None:
-        """The session is over; its commands that had not ended will have no result."""
-        row = sandbox.sessions.pop(session_id, None)
-        if row is not None:
-            self._core.journal.put_session(row._replace(state="closed"))
+        self._core.journal.put_session(row._replace(state="closed"))
+        await self._core.journal.flush()
+        sandbox.sessions.pop(session_id, None)
 
     def _open(self, sandbox: Sandbox, session_id: str) -> None:
         if session_id in sandbox.sessions:
