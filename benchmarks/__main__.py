@@ -45,11 +45,12 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("names", nargs="*", metavar="NAME", help=f"of {', '.join(ALL)}; all if none is given")
     parser.add_argument("--quick", action="store_true", help="small sizes: does it work, rather than how fast")
+    parser.add_argument("--wait-quiet", default="30", help="seconds to wait, at most, before a round while others use the CPUs")
     options = parser.parse_args()
     if unknown := set(options.names) - set(ALL):
         parser.error(f"no benchmark named {', '.join(sorted(unknown))}: {', '.join(ALL)}")
     BENCH.mkdir(parents=True, exist_ok=True)
-    written = [_run(name, ALL[name][options.quick]) for name in options.names or ALL]
+    written = [_run(name, [*ALL[name][options.quick], "--wait-quiet", options.wait_quiet]) for name in options.names or ALL]
     for file in filter(None, written):
         print_document(json.loads(file.read_text()))
     return 0 if all(written) else 1

@@ -83,7 +83,7 @@ async def measure(options: argparse.Namespace) -> dict[str, Any]:
             count = max(1, options.peer_n // options.rounds)
             things[name] = partial(run_block, count, options.concurrency, peer.create)
             things[f"{name}_serial"] = partial(run_block, max(1, count // 2), 1, peer.create)
-        series = await run_rounds(options.rounds, things)
+        series = await run_rounds(options.rounds, things, options.surroundings)
         stage.daemon.sample_peaks()
         return _document(options, stage, series, at_once, serial, meter)
 

@@ -69,6 +69,7 @@ async def measure(options: argparse.Namespace) -> dict[str, Any]:
         errors: Counter[str] = Counter()
         await run_block(options.warm_up, options.concurrency, lambda: _cycle(stage, Counter(), tolerant=False))
         before = await _settle(stage, dict.fromkeys(stage.daemon.holdings(), 0), 2)
+        await options.surroundings.look()
         down_s: list[float] = []
         killer = asyncio.create_task(_kill_at_random(stage, options.kill_every, options.seed, down_s)) if options.kill_edge else None
         try:

@@ -56,6 +56,7 @@ async def measure(options: argparse.Namespace) -> dict[str, Any]:
     """Fill, ask, measure, empty."""
     async with open_stage() as stage:
         await _warm(stage, options.warm_up)
+        await options.surroundings.look()
         before, holdings = await _settled_memory(stage), stage.daemon.holdings()
         alone = await _alone(stage, options)
         started = time.perf_counter()

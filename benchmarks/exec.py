@@ -97,7 +97,7 @@ async def measure(options: argparse.Namespace) -> dict[str, Any]:
                 stage.absent[name] = str(error)
                 continue
             things[name] = partial(run_block, max(1, options.peer_n // options.rounds), 1, partial(peer.exec_true, living[name][1]))
-        series = await run_rounds(options.rounds, things)
+        series = await run_rounds(options.rounds, things, options.surroundings)
         for peer, identifier in living.values():
             await peer.remove(identifier)
         many, start_failures = await _many_live(stage, options)
@@ -113,9 +113,8 @@ async def _many_live(stage: Stage, options: argparse.Namespace) -> tuple[Series,
     try:
         await run_block(options.warm_up, 1, lambda: exec_true(chosen.choice(sandboxes)))
         share = max(1, options.n // options.rounds)
-        series = await run_rounds(
-            options.rounds, {"dsec_many_live": lambda: run_block(share, 1, lambda: exec_true(chosen.choice(sandboxes)))}
-        )
+        many = {"dsec_many_live": lambda: run_block(share, 1, lambda: exec_true(chosen.choice(sandboxes)))}
+        series = await run_rounds(options.rounds, many, options.surroundings)
     finally:
         failures += await stop_many(sandboxes)
     return series["dsec_many_live"], failures

@@ -11,6 +11,8 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from benchmarks.surroundings import Surroundings
+
 __all__ = ["Block", "Series", "percentile", "run_block", "run_rounds"]
 
 
@@ -81,10 +83,11 @@ async def run_block(count: int, concurrency: int, operation: Callable[[], Awaita
     return block
 
 
-async def run_rounds(rounds: int, things: Mapping[str, Callable[[], Awaitable[Block]]]) -> dict[str, Series]:
+async def run_rounds(rounds: int, things: Mapping[str, Callable[[], Awaitable[Block]]], surroundings: Surroundings) -> dict[str, Series]:
     """Every thing once a round, in turn: what disturbs the machine for a while then disturbs all of them."""
     series = {name: Series() for name in things}
     for number in range(rounds):
+        await surroundings.look()
         for name, measure in things.items():
             block = await measure()
             series[name].blocks.append(block)

@@ -93,6 +93,7 @@ async def measure(options: argparse.Namespace) -> dict[str, Any]:
             data = stage.folder / "perf.data"
             document["dsec"] = await _run(stage, options, partial(_sampled, data))
             document["cpu"] = _cpu_by_process(data, options.n)
+    await options.surroundings.look()
     async with open_stage(profiled=True) as stage:
         await _run(stage, options, stage.daemon.profiled)
         document["edge_python_share"] = _python_functions(stage.daemon.profile)

@@ -53,6 +53,10 @@ def _measures(document: dict[str, Any]) -> Table:
 
 def _remarks(document: dict[str, Any]) -> Iterator[str]:
     """What is no row of figures: phases of a latency, CPU time, memory, what a peer lacks."""
+    surroundings = document.get("surroundings", {})
+    if not surroundings.get("quiet", True):
+        shares = ", ".join(f"{share:.0%}" for share in surroundings["cpu_share_of_others"])
+        yield f"NOT QUIET: other work took {shares} of the CPUs when looked at; the figures are worse than the system"
     for name, value in document.items():
         if not name.startswith("dsec"):
             continue

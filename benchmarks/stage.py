@@ -23,6 +23,7 @@ from benchmarks.host import describe_run
 from benchmarks.peers import PEERS, Peer, PeerUnavailable
 from benchmarks.report import print_document
 from benchmarks.root import Root, shared_root
+from benchmarks.surroundings import Surroundings
 from libdsec import DSecClient, DSecContainerRunArgs
 
 __all__ = ["Stage", "arguments", "main", "open_stage"]
@@ -54,6 +55,7 @@ def arguments(description: str | None) -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=description, formatter_class=argparse.ArgumentDefaultsHelpFormatter)
     parser.add_argument("--json", action="store_true", help="print one JSON object instead of a table")
     parser.add_argument("--peers", default=",".join(PEERS), help="which peers to measure, comma-separated; empty for none")
+    parser.add_argument("--wait-quiet", type=float, default=0.0, help="seconds to wait, at most, before a round while others use the CPUs")
     parser.add_argument("--rounds", type=int, default=5, help="how many times everything is measured in turn")
     return parser
 
@@ -101,12 +103,13 @@ async def _open_peer(stage: Stage, stack: contextlib.AsyncExitStack, name: str) 
 def main(benchmark: str, measure: Callable[[argparse.Namespace], Awaitable[dict[str, Any]]], options: argparse.Namespace) -> None:
     """Run, put the head of facts before what was measured, print. stdout gets the result alone."""
     head = describe_run(benchmark)
+    surroundings = options.surroundings = Surroundings(options.wait_quiet)
 
     async def run() -> dict[str, Any]:
         return await measure(options)
 
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        document = head | runner.run(run())
+        document = head | runner.run(run()) | {"surroundings": surroundings.to_json()}
     if options.json:
         print(json.dumps(document, indent=2))
     else:

@@ -58,7 +58,7 @@ async def measure(options: argparse.Namespace) -> dict[str, Any]:
         }
         things |= await _peer_things(stage, payload, size)
         async with _peaks_sampled(stage):
-            series = await run_rounds(options.rounds, things)
+            series = await run_rounds(options.rounds, things, options.surroundings)
         stage.daemon.sample_peaks()
         await sandbox.stop()
         peaks = {name: peer.peak_rss_mb() for name, peer in stage.peers.items()}

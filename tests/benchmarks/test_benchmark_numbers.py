@@ -11,6 +11,7 @@ from rich.console import Console
 from benchmarks.budgets import at_least, at_most
 from benchmarks.measure import Block, Series, percentile, run_block, run_rounds
 from benchmarks.report import print_document, rows
+from benchmarks.surroundings import Surroundings
 
 
 def test_a_percentile_is_a_sample():
@@ -55,6 +56,7 @@ async def test_a_block_that_only_fails_ends_early():
     assert 5 <= block.failures < 10
 
 
+@pytest.mark.slow
 async def test_rounds_take_turns(capsys):
     order: list[str] = []
 
@@ -62,7 +64,10 @@ async def test_rounds_take_turns(capsys):
         order.append(name)
         return Block([1.0, 2.0], wall_s=0.01)
 
-    series = await run_rounds(2, {"a": lambda: measured("a"), "b": lambda: measured("b")})
+    surroundings = Surroundings()
+    series = await run_rounds(2, {"a": lambda: measured("a"), "b": lambda: measured("b")}, surroundings)
+    assert len(surroundings.shares) == 2
+    assert all(0 <= share <= 1 for share in surroundings.shares)
     assert order == ["a", "b", "a", "b"]
     assert series["a"].to_json()["n"] == 4
     assert series["a"].to_json()["per_s"] == 200.0
