@@ -66,6 +66,11 @@ def test_v2_has_one_folder_no_joins_and_its_limits():
     assert plan.freeze_file == "/cg/dsec-i/sb/cgroup.freeze"
 
 
+def test_v2_without_swap_accounting_leaves_swap_alone():
+    host = Hierarchies(v2="/cg", v2_controllers=frozenset({"memory"}), v2_swap=False)
+    assert [path for path, _ in plan_cgroups(host, "i", "sb", LIMITS).writes] == ["/cg/i/sb/memory.max"]
+
+
 def test_hybrid_limits_by_v1_and_freezes_by_v2():
     plan = plan_cgroups(hybrid_host(), "dsec-i", "sb", LIMITS)
     assert plan.dirs == ("/cg/cpu,cpuacct/dsec-i/sb", "/cg/memory/dsec-i/sb", "/cg/pids/dsec-i/sb", "/cg/unified/dsec-i/sb")

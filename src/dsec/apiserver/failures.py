@@ -14,6 +14,8 @@ from libdsec.errors import DSecError, InvalidArgument, NotFound
 
 __all__ = ["answer_error", "typed_error"]
 
+_WIRE_NAMES = {"sandbox_state": "state", "idempotency_key": "idempotency-key", "content_range": "range"}
+"""Of parameters whose Python names had to differ."""
 _log = structlog.get_logger("dsec.apiserver")
 
 
@@ -23,7 +25,8 @@ def typed_error(error: Exception) -> tuple[DSecError, int]:
         return error, error.http_status
     if isinstance(error, ValidationException):
         first = error.extra[0] if isinstance(error.extra, list) and error.extra else {}
-        return InvalidArgument(str(first.get("message") or error.detail), field=first.get("key") or "body"), 400
+        key = first.get("key") or "body"
+        return InvalidArgument(str(first.get("message") or error.detail), field=_WIRE_NAMES.get(key, key)), 400
     if isinstance(error, HTTPException) and error.status_code < 500:
         if error.status_code == 404:
             return NotFound("no such route", field="path", cause="route"), 404

@@ -111,7 +111,8 @@ class ApiServer:
 
     async def start(self) -> None:
         """Bind and accept. On failure nothing stays bound."""
-        app = create_app(self._edge)
+        # Litestar takes its time to work out all signatures, and the edge's loop has sandboxes to look after.
+        app = await asyncio.to_thread(create_app, self._edge)
         try:
             if self._unix_path is not None:
                 listener = bind_unix(self._unix_path)

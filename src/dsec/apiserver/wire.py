@@ -196,6 +196,9 @@ class WireResponse(Response[Any]):
         )
         if status == 204:
             return Answer(status, b"", JSON.encode(), extra)
+        if isinstance(self.content, bytes):
+            # Rendered already: the OpenAPI document.
+            return Answer(status, self.content, str(self.media_type or options.get("media_type") or JSON).encode(), extra)
         if wants_messagepack(request.scope):
             return Answer(status, _encode_messagepack(self.content), MESSAGEPACK.encode(), extra)
         return Answer(status, _encode_json(self.content), JSON.encode(), extra)

@@ -23,8 +23,8 @@ CAPABILITIES: Final[dict[str, int]] = {
 elsewhere: NET_RAW (ping works by ping_group_range), MKNOD, AUDIT_WRITE, SYS_PTRACE (not needed among one's own processes)."""
 
 MASKED: Final = (
-    # The host's keys and symbols. What only the host's root may open (kcore, kmsg, kpage*, slabinfo and the like) is closed to every id of a
-    # sandbox anyway, and one mount more for each would cost every sandbox memory and time.
+    # The host's keys and symbols. What only the host's root may open (kcore, kmsg, kpage*, slabinfo and the like) is closed to every id of
+    # a sandbox anyway, and one mount more for each would cost every sandbox memory and time.
     "/proc/keys",
     "/proc/key-users",
     "/proc/kallsyms",

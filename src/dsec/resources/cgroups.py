@@ -7,6 +7,7 @@ children where they are not, since no limit works otherwise. That adds accountin
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import errno
 import os
 import select
@@ -38,6 +39,22 @@ def _write(path: str, value: str) -> None:
         os.write(fd, value.encode())
     finally:
         os.close(fd)
+
+
+def _delegate(folder: str, controller: str) -> bool:
+    """Enable it for the folder's children; whether it is.
+
+    The kernel refuses for a group with processes in it (a container's root) or with real-time tasks (cpu). The sandboxes then lack that
+    limit, which is refused by name where it is asked for.
+    """
+    path = f"{folder}/cgroup.subtree_control"
+    if controller in (_read(path) or "").split():
+        return True
+    try:
+        _write(path, f"+{controller}")
+    except OSError:
+        return False
+    return True
 
 
 def _number(path: str | None) -> int | None:
@@ -76,17 +93,20 @@ class CgroupDriver:
             for path in self._dirs:
                 os.makedirs(path, exist_ok=True)
             if self.hierarchies.v2 is not None:
-                self._delegate(self.hierarchies.v2)
-                self._delegate(f"{self.hierarchies.v2}/{self.instance}")
-                os.makedirs(f"{self.hierarchies.v2}/{self.instance}/{DAEMONS}", exist_ok=True)
+                self._prepare_v2(self.hierarchies.v2)
         except OSError as error:
             raise Unsupported(f"cgroups cannot be made: {error}") from error
 
-    def _delegate(self, folder: str) -> None:
-        enabled = set((_read(f"{folder}/cgroup.subtree_control") or "").split())
-        missing = [name for name in WANTED if name in self.hierarchies.v2_controllers and name not in enabled]
-        if missing:
-            _write(f"{folder}/cgroup.subtree_control", " ".join(f"+{name}" for name in missing))
+    def _prepare_v2(self, root: str) -> None:
+        own = f"{root}/{self.instance}"
+        usable = [name for name in WANTED if name in self.hierarchies.v2_controllers and _delegate(root, name) and _delegate(own, name)]
+        os.makedirs(f"{own}/{DAEMONS}", exist_ok=True)
+        refused = self.hierarchies.v2_controllers.intersection(WANTED).difference(usable)
+        self.hierarchies = dataclasses.replace(
+            self.hierarchies,
+            v2_controllers=self.hierarchies.v2_controllers - refused,
+            v2_swap=os.path.exists(f"{own}/memory.swap.max"),
+        )
 
     def retire(self) -> None:
         """Remove the instance's folders if nothing lives in them."""

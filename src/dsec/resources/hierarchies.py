@@ -24,6 +24,8 @@ class Hierarchies:
     v1: dict[str, str] = field(default_factory=dict)
     v1_memsw: bool = False
     """The v1 memory controller accounts swap too."""
+    v2_swap: bool = True
+    """The v2 memory controller accounts swap. Known only where a group below the root has been made."""
 
     def has(self, controller: str) -> bool:
         return controller in self.v2_controllers or controller in self.v1

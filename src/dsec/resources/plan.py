@@ -92,7 +92,8 @@ def plan_cgroups(hierarchies: Hierarchies, instance: str, sandbox: str, limits: 
 
     if limits.memory_bytes is not None:
         write(v2("memory", "memory.max"), str(limits.memory_bytes))
-        write(v2("memory", "memory.swap.max"), "0")
+        if hierarchies.v2_swap:
+            write(v2("memory", "memory.swap.max"), "0")
         write(v1("memory", "memory.limit_in_bytes"), str(limits.memory_bytes))
         if hierarchies.v1_memsw:
             write(v1("memory", "memory.memsw.limit_in_bytes"), str(limits.memory_bytes))

@@ -6,7 +6,8 @@ import asyncio
 import contextlib
 import os
 import weakref
-from typing import Final
+from collections.abc import Awaitable, Callable
+from typing import Final, TypeVar
 
 from dsec.backends.container import wire
 from dsec.backends.container.commands import CommandConversation, ContainerAttachment
@@ -32,6 +33,8 @@ __all__ = ["ContainerChannel"]
 
 HELD_RESULTS: Final = 64
 
+T = TypeVar("T")
+
 
 class ContainerChannel:
     """See the protocol for each call's contract. `watch` brings the events and is let go by `aclose`."""
@@ -48,10 +51,13 @@ class ContainerChannel:
     def socket_path(self) -> str:
         return self._path
 
-    async def _request(self, kind: int, payload: bytes, *, fds: bool = False) -> RequestConversation:
-        """A conversation whose first frame was sent; the caller reads the answer and closes it."""
+    def _require_open(self) -> None:
         if self._closed:
             raise channel_closed("the channel was let go", "not-run")
+
+    async def _request(self, kind: int, payload: bytes, *, fds: bool = False) -> RequestConversation:
+        """A conversation whose first frame was sent; the caller reads the answer and closes it."""
+        self._require_open()
         conversation = RequestConversation(self._loop, await connect(self._path), self._path, fds=fds)
         self._open.add(conversation)
         conversation.send(encode_frame(kind, payload))
@@ -76,8 +82,7 @@ class ContainerChannel:
         limit_seconds: float | None = None,
         stdin: bytes | None = None,
     ) -> ExecResult:
-        if self._closed:
-            raise channel_closed("the channel was let go", "not-run")
+        self._require_open()
         sock = await connect(self._path)
         conversation = CommandConversation(self._loop, sock, self._path, op_id, limit_seconds=limit_seconds, stdin=stdin)
         self._open.add(conversation)
@@ -117,40 +122,39 @@ class ContainerChannel:
     async def attach(
         self, op_id: str, *, session_id: str | None = None, stdout_offset: int = 0, stderr_offset: int = 0, credit: int = 4 << 20
     ) -> ContainerAttachment:
-        if self._closed:
-            raise channel_closed("the channel was let go", "not-run")
-        sock = await connect(self._path)
-        attachment = ContainerAttachment(
-            self._loop, sock, self._path, op_id, credit=credit, stdout_offset=stdout_offset, stderr_offset=stderr_offset
+        payload = encode_fields(
+            [
+                (wire.T_SESSION_ID, session_id or op_id),
+                (wire.T_OP_ID, op_id),
+                (wire.T_STDOUT_OFFSET, stdout_offset),
+                (wire.T_STDERR_OFFSET, stderr_offset),
+                (wire.T_LIVE, 1),
+                (wire.T_CREDIT_BYTES, credit),
+            ]
         )
-        self._open.add(attachment)
-        attachment.send(
-            encode_frame(
-                wire.ATTACH,
-                encode_fields(
-                    [
-                        (wire.T_SESSION_ID, session_id or op_id),
-                        (wire.T_OP_ID, op_id),
-                        (wire.T_STDOUT_OFFSET, stdout_offset),
-                        (wire.T_STDERR_OFFSET, stderr_offset),
-                        (wire.T_LIVE, 1),
-                        (wire.T_CREDIT_BYTES, credit),
-                    ]
-                ),
+
+        async def attach() -> ContainerAttachment:
+            self._require_open()
+            sock = await connect(self._path)
+            attachment = ContainerAttachment(
+                self._loop, sock, self._path, op_id, credit=credit, stdout_offset=stdout_offset, stderr_offset=stderr_offset
             )
-        )
-        try:
-            await attachment.started
-        except BaseException:
-            attachment.close()
-            raise
-        return attachment
+            self._open.add(attachment)
+            attachment.send(encode_frame(wire.ATTACH, payload))
+            try:
+                await attachment.started
+            except BaseException:
+                attachment.close()
+                raise
+            return attachment
+
+        return await _twice(attach)
 
     async def wait(self, op_id: str, *, session_id: str | None = None) -> ExecResult:
         payload = encode_fields(
             [(wire.T_SESSION_ID, session_id or op_id), (wire.T_OP_ID, op_id), (wire.T_LIVE, 0), (wire.T_CREDIT_BYTES, EXEC_CREDIT)]
         )
-        return await self._command(wire.ATTACH, payload, op_id)
+        return await _twice(lambda: self._command(wire.ATTACH, payload, op_id))
 
     async def signal(self, session_id: str, signum: int, *, tree: bool) -> None:
         await self._ask(wire.SIGNAL, encode_fields([(wire.T_SESSION_ID, session_id), (wire.T_SIGNUM, signum), (wire.T_TREE, int(tree))]))
@@ -161,7 +165,7 @@ class ContainerChannel:
         if held is None or not held.acknowledge(payload):
             # Not known means forgotten already.
             with contextlib.suppress(NotFound):
-                await self._ask(wire.ACK, payload)
+                await _twice(lambda: self._ask(wire.ACK, payload))
 
     async def open_session(self, session_id: str, request: SessionRequest) -> LiveSession:
         fields = await self._ask(wire.SHELL, shell_payload(session_id, request), wire.STARTED)
@@ -230,3 +234,14 @@ class ContainerChannel:
         for conversation in list(self._open):
             if not conversation.closed:
                 conversation.lose(channel_closed("the channel was let go", "unknown"))
+
+
+async def _twice(question: Callable[[], Awaitable[T]]) -> T:
+    """Ask again where a connection was lost: a session that ends as it is asked drops it unread, and aether then knows what became of it.
+
+    Only for what changes nothing.
+    """
+    try:
+        return await question()
+    except OutcomeUnknown:
+        return await question()
