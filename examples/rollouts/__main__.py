@@ -8,6 +8,7 @@ import os
 import signal
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import msgspec
@@ -25,6 +26,7 @@ from .releases import ReleaseError
 from .report import objections_to, print_table, summary
 from .task import CACHETOOLS
 
+_EXPECTED = (DSecError, DaemonError, PrepareError, ReleaseError, AlreadyRunning, ValueError)
 _DEFAULT_STATE = Path(__file__).parents[2] / "build" / "run-state"
 
 
@@ -84,11 +86,18 @@ def _options() -> argparse.Namespace:
 
 def _in_words(error: BaseException) -> str:
     """An expected failure in its own words; anything else is a fault of ours and is raised."""
-    while isinstance(error, BaseExceptionGroup) and len(error.exceptions) == 1:
-        error = error.exceptions[0]
-    if isinstance(error, (DSecError, DaemonError, PrepareError, ReleaseError, AlreadyRunning, ValueError)):
-        return f"{type(error).__name__}: {error}"
-    raise error
+    found = list(_leaves(error))
+    if not all(isinstance(each, _EXPECTED) for each in found):
+        raise error
+    return "; ".join(dict.fromkeys(f"{type(each).__name__}: {each}" for each in found))
+
+
+def _leaves(error: BaseException) -> Iterator[BaseException]:
+    if isinstance(error, BaseExceptionGroup):
+        for each in error.exceptions:
+            yield from _leaves(each)
+    else:
+        yield error
 
 
 def _verdict(result: JobResult, problem: str, code: int) -> int:

@@ -13,10 +13,13 @@ from collections.abc import AsyncGenerator, AsyncIterator, Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from libdsec import Conflict, Denied, InvalidArgument, NotFound
 from libdsec.schema import FileStat
 
 __all__ = ["Changes", "Limits", "SandboxFiles", "Unacceptable", "collect"]
 
+# What the file service answers where the tree is not as it was: no fault of the sandbox, or an agent could turn a zero into a failure.
+_AGENTS_DOING = (Conflict, Denied, InvalidArgument, NotFound)
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _NOT_SOURCE = frozenset({"conftest", "sitecustomize", "usercustomize", "setup", "tests", "test"})
 
@@ -65,6 +68,8 @@ async def collect(files: SandboxFiles, folder: str, pristine: Mapping[str, bytes
             entries = await files.list(folder, recursive=True)
     except TimeoutError:
         raise Unacceptable(f"{folder} cannot be listed within {limits.read_seconds:g} s") from None
+    except _AGENTS_DOING as error:
+        raise Unacceptable(f"{folder} cannot be listed: {error.message}") from None
     if len(entries) > limits.entries:
         raise Unacceptable(f"{folder} holds {len(entries)} entries, more than {limits.entries}")
     found, left_behind = _sort_out(folder, entries, pristine, limits)
@@ -132,6 +137,8 @@ async def _read(files: SandboxFiles, path: str, stat: FileStat, limits: Limits) 
                     raise Unacceptable(f"{path} grew from {stat.size} to over {limits.file_bytes} bytes while it was read")
     except TimeoutError:
         raise Unacceptable(f"{path} cannot be read within {limits.read_seconds:g} s") from None
+    except _AGENTS_DOING as error:
+        raise Unacceptable(f"{path} cannot be read: {error.message}") from None
     finally:
         if isinstance(pieces, AsyncGenerator):
             await pieces.aclose()

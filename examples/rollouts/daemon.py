@@ -12,7 +12,7 @@ import tempfile
 from collections.abc import AsyncIterator, Coroutine
 from pathlib import Path
 
-from libdsec import DSecClient, DSecError
+from libdsec import DSecClient, DSecError, Timeouts
 
 __all__ = ["RUN_MARK", "DaemonError", "make_run_folder", "remove_run_folder", "serving"]
 
@@ -33,8 +33,14 @@ async def serving(state: Path, run: Path) -> AsyncIterator[DSecClient]:
     process = await _start("up", "--rm", state=state, run=run, log=log)
     try:
         await _wait_until_up(process, run, log)
-        async with DSecClient(f"unix://{run}/dsec.sock") as client:
-            yield client
+        try:
+            # Nobody starts it again if it dies, so there is no use in waiting for it long.
+            async with DSecClient(f"unix://{run}/dsec.sock", timeouts=Timeouts(reconnect=3.0)) as client:
+                yield client
+        except Exception as error:
+            if process.returncode is not None:
+                raise DaemonError(f"dsec up ended with {process.returncode}:\n{_tail(log)}") from error
+            raise
     finally:
         await _through(_end(process, state, run))
 
@@ -74,7 +80,9 @@ async def _start(*arguments: str, state: Path, run: Path, log: Path) -> asyncio.
             stdin=asyncio.subprocess.DEVNULL,
             stdout=output,
             stderr=output,
-            env=os.environ | {"DSEC_STATE": str(state), RUN_MARK: str(run)},
+            # Settings of the user's own server (store, scratch, token) are not for this one.
+            env={name: value for name, value in os.environ.items() if not name.startswith("DSEC_")}
+            | {"DSEC_STATE": str(state), RUN_MARK: str(run)},
             start_new_session=True,
         )
 

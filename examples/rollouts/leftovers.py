@@ -21,8 +21,8 @@ KINDS = ("process", "mount", "cgroup", "loop device", "network", "file")
 def settle(state: Path, run: Path, *, seconds: float = 30.0) -> list[str]:
     """What is left once `seconds` have passed, in which the kernel finishes what it does late. Blocks.
 
-    Reaping and lazy unmounts take milliseconds; another program that copied the mount table (a system being built in a mount namespace) holds
-    on to the disk image until it ends.
+    Reaping and lazy unmounts take milliseconds; another program that copied the mount table (a system being built in a mount namespace)
+    holds on to the disk image until it ends.
     """
     deadline = time.monotonic() + seconds
     while (found := left(state, run)) and time.monotonic() < deadline:

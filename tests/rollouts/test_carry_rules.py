@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import os
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
 
 from examples.rollouts.carry import Changes, Limits, Unacceptable, collect
+from libdsec import NotFound
 from libdsec.schema import FileStat
 
 PRISTINE = {"__init__.py": b"x = 1\n", "keys.py": b"y = 2\n"}
@@ -126,6 +128,22 @@ async def test_a_file_swapped_for_a_pipe_after_listing_does_not_hang(files: obje
     os.mkfifo(folder / "keys.py")
     with pytest.raises(Unacceptable, match=r"cannot be read within 0\.1 s"):
         await _collect(files, folder, read_seconds=0.1)
+
+
+@pytest.mark.parametrize("method", ["list", "stream"])
+async def test_a_tree_that_is_gone_is_the_agents_doing_and_no_failure(
+    files: object, folder: Path, method: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def gone(*_: object, **__: object) -> list[FileStat]:
+        raise NotFound("path: not there")
+
+    async def gone_while_read(_: str) -> AsyncIterator[bytes]:
+        raise NotFound("path: not there")
+        yield b""
+
+    monkeypatch.setattr(files, method, gone if method == "list" else gone_while_read)
+    with pytest.raises(Unacceptable, match="path: not there"):
+        await _collect(files, folder)
 
 
 @pytest.mark.parametrize("path", ["/etc/passwd.py", "{folder}/../other.py", "{folder}x/a.py"])
