@@ -137,7 +137,8 @@ class DSecClient:
             return await asyncio.shield(posting)
         except asyncio.CancelledError:
             # Closing the connection makes the server undo a create that it is at, but not one whose answer is on its way.
-            await finish(self._undo(posting))
+            # Who cancels again does not want to wait.
+            await finish(self._undo(posting), patience=0)
             raise
 
     async def _undo(self, posting: asyncio.Future[BatchResult]) -> None:

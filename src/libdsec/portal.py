@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 
 import uvloop
 
-__all__ = ["Portal", "portal"]
+__all__ = ["Portal", "portal", "shutdown"]
 
 T = TypeVar("T")
 
@@ -23,7 +23,19 @@ class Portal:
     def __init__(self) -> None:
         self.pid = os.getpid()
         self._loop = uvloop.new_event_loop()
-        threading.Thread(target=self._loop.run_forever, name="libdsec", daemon=True).start()
+        self._thread = threading.Thread(target=self._run, name="libdsec", daemon=True)
+        self._thread.start()
+
+    def _run(self) -> None:
+        try:
+            self._loop.run_forever()
+        finally:
+            self._loop.close()
+
+    def close(self) -> None:
+        """End the loop and its thread. What still runs on it is dropped."""
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
 
     def run(self, work: Coroutine[Any, Any, T]) -> T:
         """Run `work` to its end and give its outcome. On Ctrl-C it is cancelled, and what it does about that is waited for."""
@@ -79,3 +91,12 @@ def portal() -> Portal:
         if _current is None or _current.pid != os.getpid():
             _current = Portal()
         return _current
+
+
+def shutdown() -> None:
+    """End this process's portal, if there is one; the next call makes another. Clients must be closed before."""
+    global _current
+    with _lock:
+        if _current is not None and _current.pid == os.getpid():
+            _current.close()
+        _current = None

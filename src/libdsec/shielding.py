@@ -11,25 +11,28 @@ __all__ = ["finish"]
 T = TypeVar("T")
 
 
-async def finish(work: Coroutine[Any, Any, T]) -> T:
+async def finish(work: Coroutine[Any, Any, T], *, patience: int = 1) -> T:
     """Run `work` to its end even if the calling task is cancelled meanwhile; the cancellation then comes after it.
 
-    `work` must be bounded by itself: nothing here ends it, short of a second cancellation, which is passed on to it.
+    `work` must be bounded by itself: nothing here ends it before, short of being cancelled more than `patience` times, which is passed on
+    to it.
     """
     task = asyncio.ensure_future(work)
-    cancelled: asyncio.CancelledError | None = None
+    cancelled: list[asyncio.CancelledError] = []
     while not task.done():
         try:
             await asyncio.shield(task)
         except asyncio.CancelledError as error:
-            if cancelled is not None:
+            if task.cancelled():
+                break
+            cancelled.append(error)
+            if len(cancelled) > patience:
                 task.cancel()
-            cancelled = error
         except Exception:
             break
-    if cancelled is not None:
+    if cancelled:
         if not task.cancelled():
             # Seen here, so that the loop does not report it as never retrieved.
             task.exception()
-        raise cancelled
+        raise cancelled[0]
     return task.result()

@@ -74,6 +74,7 @@ class EdgeDouble:
         self.open_sessions: dict[str, SessionDouble] = {}
         self.files_users: list[str] = []
         self.creates_cancelled = 0
+        self.creates_waiting = 0
         self.execs_abandoned = 0
         self.create_gate: asyncio.Event | None = None
         self.on_exec: Callable[[ExecRequest], None] | None = None
@@ -89,6 +90,7 @@ class EdgeDouble:
         if idempotency_key and idempotency_key in self.by_key:
             return self.by_key[idempotency_key]
         if self.create_gate is not None:
+            self.creates_waiting += 1
             try:
                 await self.create_gate.wait()
             except asyncio.CancelledError:

@@ -62,6 +62,8 @@ class ProcessDouble:
         except asyncio.CancelledError:
             process.kill()
             await process.wait()
+            # A grandchild may still hold the pipes.
+            process._transport.close()
             raise
         if process.stdin is not None:
             process.stdin.close()
