@@ -4,6 +4,8 @@ Its commands are detached processes that leave their output in FOLDER, as aether
 same folder knows them all again. That is all that a client needs of the real one to come through a kill -9.
 """
 
+# ruff: noqa: ASYNC110, ASYNC220  (files and processes of a test, on a local disk)
+
 from __future__ import annotations
 
 import asyncio
