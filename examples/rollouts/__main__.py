@@ -103,7 +103,7 @@ def _leaves(error: BaseException) -> Iterator[BaseException]:
 def _verdict(result: JobResult, problem: str, code: int) -> int:
     if problem:
         return code
-    return int(bool(objections_to(result.outcomes) or result.left))
+    return int(bool(objections_to(result.outcomes) or result.leftovers.left))
 
 
 def _print(console: Console, result: JobResult, problem: str, seconds: float) -> None:
@@ -119,9 +119,11 @@ def _print(console: Console, result: JobResult, problem: str, seconds: float) ->
         for objection in objections_to(result.outcomes):
             console.print(f"NOT AS IT MUST BE: {objection}", style="bold red", markup=False)
     if result.run:
-        for item in result.left:
+        for item in result.leftovers.held:
+            console.print(f"Ended, but still held: {item}", style="yellow", markup=False)
+        for item in result.leftovers.left:
             console.print(f"LEFT BEHIND: {item}", style="bold red", markup=False)
-        if not result.left:
+        if not result.leftovers.left:
             console.print(f"Nothing is left: no {', no '.join(KINDS)} outside the state folder.", style="green")
     times = ", ".join(f"{name} {value:.1f} s" for name, value in result.seconds.items())
     console.print(f"{seconds:.1f} s in all ({times})", highlight=False)
@@ -136,7 +138,8 @@ def _as_json(result: JobResult, problem: str, seconds: float) -> str:
         "pass_to_pass": len(expectation.pass_to_pass) if expectation else None,
         "policies": summary(result.outcomes) if not problem else {},
         "objections": objections_to(result.outcomes) if not problem else [],
-        "left": result.left,
+        "left": result.leftovers.left,
+        "held": result.leftovers.held,
         "seconds": {**result.seconds, "all": round(seconds, 3)},
         "rollouts": [
             {key: value for key, value in trajectory(each).items() if key not in ("steps", "samples")} for each in result.outcomes

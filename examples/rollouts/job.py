@@ -17,7 +17,7 @@ from libdsec import DSecClient
 
 from .carry import Changes
 from .daemon import make_run_folder, remove_run_folder, serving
-from .leftovers import settle
+from .leftovers import Leftovers, settle
 from .policies import Episode, make
 from .prepare import Prepared, prepare
 from .progress import Progress
@@ -37,11 +37,11 @@ class AlreadyRunning(Exception):
 
 @dataclass(slots=True)
 class JobResult:
-    """What the job came to. `left` names what is left on the machine."""
+    """What the job came to."""
 
     outcomes: list[Outcome] = field(default_factory=list)
     expectation: Expectation | None = None
-    left: list[str] = field(default_factory=list)
+    leftovers: Leftovers = field(default_factory=Leftovers)
     seconds: dict[str, float] = field(default_factory=dict)
     run: str = ""
 
@@ -73,7 +73,7 @@ class Job:
             finally:
                 remove_run_folder(self.state, run)
                 # Not in a thread: that would have to be waited for through a cancellation, and nothing else is left to do by now.
-                self.result.left = settle(self.state, run)
+                self.result.leftovers = settle(self.state, run)
             self._keep_trajectories()
         return self.result
 

@@ -6,6 +6,7 @@ import contextlib
 import os
 import time
 from collections.abc import Iterator
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from dsec.resources.plan import instance_name
@@ -13,32 +14,62 @@ from dsec.testing import leaks
 
 from .daemon import RUN_MARK
 
-__all__ = ["KINDS", "left", "settle"]
+__all__ = ["KINDS", "Leftovers", "look", "settle"]
 
 KINDS = ("process", "mount", "cgroup", "loop device", "network", "file")
 
 
-def settle(state: Path, run: Path, *, seconds: float = 30.0) -> list[str]:
-    """What is left once `seconds` have passed, in which the kernel finishes what it does late. Blocks.
+@dataclass(frozen=True, slots=True)
+class Leftovers:
+    """One line an object."""
 
-    Reaping and lazy unmounts take milliseconds; another program that copied the mount table (a system being built in a mount namespace)
-    holds on to the disk image until it ends.
-    """
+    left: list[str] = field(default_factory=list)
+    """What the job should have ended and has not."""
+    held: list[str] = field(default_factory=list)
+    """What it has ended and another program still holds: a copy of the machine's mount table, made while the job ran, keeps the disk image
+    open until that program ends (a container engine, a system being built)."""
+
+
+def settle(state: Path, run: Path, *, seconds: float = 10.0) -> Leftovers:
+    """What is there once nothing is left, or `seconds` have passed, in which the kernel finishes what it does late. Blocks."""
     deadline = time.monotonic() + seconds
-    while (found := left(state, run)) and time.monotonic() < deadline:
+    while (found := look(state, run)).left and time.monotonic() < deadline:
         time.sleep(0.05)
     return found
 
 
-def left(state: Path, run: Path) -> list[str]:
-    """One line an object."""
+def look(state: Path, run: Path) -> Leftovers:
+    """What is there now."""
     inventory = leaks.of_instances([state, run])
-    found = [f"{kind}: {item}" for kind, items in inventory.objects.items() for item in sorted(items)]
+    found, held = [], []
+    for kind, items in inventory.objects.items():
+        for item in sorted(items):
+            holder = _foreign_holder(item.partition(" ")[0]) if kind == "loop device" else None
+            if holder is None:
+                found.append(f"{kind}: {item}")
+            else:
+                held.append(f"{kind}: {item}, held by process {holder}")
     found += [f"process: {item}" for item in _processes(run)]
     found += [f"cgroup: {path}" for path in _own_cgroups(run)]
     if run.exists():
         found.append(f"file: {run}")
-    return found
+    return Leftovers(found, held)
+
+
+def _foreign_holder(loop: str) -> str | None:
+    """A process of another mount namespace where the device is mounted; None if it is mounted here, or nowhere."""
+    mounted = f" /dev/{loop} "
+    if mounted in Path("/proc/self/mountinfo").read_text():
+        return None
+    for pid in filter(str.isdigit, os.listdir("/proc")):
+        with contextlib.suppress(OSError):
+            if mounted in Path(f"/proc/{pid}/mountinfo").read_text():
+                return f"{pid} {_command(pid)}"
+    return None
+
+
+def _command(pid: str) -> str:
+    return Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace").strip()
 
 
 def _own_cgroups(run: Path) -> Iterator[Path]:
@@ -54,4 +85,4 @@ def _processes(run: Path) -> Iterator[str]:
         with contextlib.suppress(OSError):
             folder = Path("/proc") / pid
             if mark in (folder / "environ").read_bytes().split(b"\0") or group in (folder / "cgroup").read_text():
-                yield f"{pid} {(folder / 'cmdline').read_bytes().replace(bytes(1), b' ').decode(errors='replace').strip()}"
+                yield f"{pid} {_command(pid)}"
