@@ -206,9 +206,20 @@ static void child_placement(const struct plan *p) {
     }
 }
 
+/* Where there is no v2 to be cloned into: the thread that writes "0" moves. Without it a session's tree could not be told from the others. */
+static int session_join(const struct plan *p) {
+    if (p->group < 0 || p->s->spec.cgroup_v2)
+        return 0;
+    int fd = openat(p->group, "tasks", O_WRONLY | O_CLOEXEC);
+    ssize_t n = fd < 0 ? -1 : write(fd, "0", 1);
+    if (fd >= 0)
+        close(fd);
+    return n == 1 ? 0 : fail(p->t, "internal", NULL, -1, "cannot join the session's cgroup");
+}
+
 static int child_prepare(const struct plan *p) {
     p->child->guest_pid = (int)syscall(SYS_getpid);
-    if (cgroups_join(p->s, p->t) < 0)
+    if (cgroups_join(p->s, p->t) < 0 || session_join(p) < 0)
         return -1;
     child_placement(p);
     if (syscall(SYS_setsid) < 0)
