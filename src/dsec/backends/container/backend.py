@@ -158,6 +158,11 @@ class ContainerBackend:
     async def create(self, spec: SandboxSpec) -> ContainerChannel:
         try:
             return await self._create(spec)
+        except Exception as error:
+            await self._undo(spec, error)
+            if isinstance(error, DSecError):
+                raise
+            raise SandboxFailed(f"{spec.sandbox_id} could not be made: {error}", cause="launch-failed", ran="not-run") from error
         except BaseException as error:
             await self._undo(spec, error)
             raise
