@@ -70,7 +70,11 @@ async def _until_signalled(job: Job) -> None:
 
 
 def _options() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="python -m examples.rollouts", description=__doc__)
+    parser = argparse.ArgumentParser(
+        prog="python -m examples.rollouts",
+        description="Run the job, print the table, say whether it showed what it must and whether anything is left.",
+        epilog="Where OPENAI_BASE_URL and OPENAI_MODEL are set (OPENAI_API_KEY too if the endpoint wants one) there is a policy openai.",
+    )
     parser.add_argument("--rollouts", type=int, default=64, metavar="N", help="how many at once (default 64)")
     parser.add_argument("--policy", action="append", dest="policies", choices=available(), help="repeat for a mix; default: all available")
     parser.add_argument(
