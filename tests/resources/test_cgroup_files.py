@@ -47,13 +47,18 @@ def inhabitant(driver, sandbox, limits, *command):
     try:
         process.stdin.write(b"go\n")
         process.stdin.flush()
-        wait_until(lambda: driver.pids(sandbox) == 1 or process.poll() is not None)
+        wait_until(lambda: process.poll() is not None or all(is_in(process.pid, path) for path in plan.dirs))
         yield process
     finally:
         process.kill()
         driver.thaw(sandbox)
         process.wait()
         process.stdin.close()
+
+
+def is_in(pid, folder):
+    with open(f"{folder}/cgroup.procs") as file:
+        return str(pid) in file.read().split()
 
 
 def wait_until(condition, seconds=5.0):
