@@ -6,6 +6,7 @@ Objects of other programs on the machine never count.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import threading
@@ -16,7 +17,7 @@ from pathlib import Path
 from dsec.network.plan import link_prefix
 from dsec.resources.plan import DAEMONS, instance_name
 
-__all__ = ["Inventory", "cgroup_hierarchies", "children", "found", "of_instances", "take"]
+__all__ = ["Inventory", "cgroup_hierarchies", "children", "foreign_holder", "found", "of_instances", "take"]
 
 CGROUP_ROOT = Path("/sys/fs/cgroup")
 ANY_LINK = re.compile(r"d[0-9a-f]{8}x")
@@ -148,8 +149,23 @@ def _loops(roots: list[str]) -> Iterator[str]:
             backing = (block / "loop/backing_file").read_text().strip()
         except OSError:
             continue
-        if any(backing.startswith(root + "/") for root in roots):
+        if any(backing.startswith(root + "/") for root in roots) and not foreign_holder(block.name):
             yield f"{block.name} of {backing}"
+
+
+def foreign_holder(loop: str) -> str | None:
+    """A process of another mount namespace in which the device (`loop3`) is mounted; None if it is mounted here, or nowhere.
+
+    Whoever unshares mounts (a container engine, another instance) takes a copy of ours, and the device stays until that copy goes.
+    """
+    mounted = f" /dev/{loop} "
+    if mounted in Path("/proc/self/mountinfo").read_text():
+        return None
+    for pid in filter(str.isdigit, os.listdir("/proc")):
+        with contextlib.suppress(OSError):
+            if mounted in Path(f"/proc/{pid}/mountinfo").read_text():
+                return _describe(int(pid))
+    return None
 
 
 def _links(ours: Callable[[str], bool]) -> Iterator[str]:
