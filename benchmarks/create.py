@@ -39,7 +39,7 @@ class Creator:
             result = await sandbox.exec(["true"])
             ended = time.perf_counter()
             if result.exit_code != 0:
-                raise RuntimeError(f"true ended with {result}")
+                raise RuntimeError(f"true ended with exit code {result.exit_code}, signal {result.signal}")
             self._note(
                 server=sandbox.created.create_ms or 0.0, create=(ready - started) * 1e3, exec=(ended - ready) * 1e3, process=result.wall_ms
             )

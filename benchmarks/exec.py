@@ -31,7 +31,7 @@ async def exec_true(sandbox: Sandbox, process_ms: list[float] | None = None) -> 
     result = await sandbox.exec(["true"])
     took = time.perf_counter() - started
     if result.exit_code != 0:
-        raise RuntimeError(f"true ended with {result}")
+        raise RuntimeError(f"true ended with exit code {result.exit_code}, signal {result.signal}")
     if process_ms is not None:
         process_ms.append(result.wall_ms)
     return took

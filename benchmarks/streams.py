@@ -10,17 +10,19 @@ import argparse
 import asyncio
 import contextlib
 import resource
+import shutil
 import statistics
 import subprocess
+import tempfile
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from benchmarks.budgets import at_least, at_most
+from benchmarks.host import meminfo
 from benchmarks.measure import Block, Series, run_block, run_rounds
-from benchmarks.peers import PeerUnavailable
 from benchmarks.peers.base import drain_command
 from benchmarks.stage import Stage, arguments, main, open_stage
 from libdsec import Sandbox
@@ -33,34 +35,53 @@ MB = 1e6
 GROWTH_BUDGET_MB = 32
 
 
-def writer(size: int) -> list[str]:
-    """The command that writes `size` bytes to stdout: the same for ours, the peers and the floor."""
-    return ["dd", "if=/dev/zero", "bs=1M", "status=none", "iflag=count_bytes", f"count={size}"]
+def writer(size: int, *, source: str = "/dev/zero", target: Path | None = None) -> list[str]:
+    """The command that writes `size` bytes to stdout, or to `target`: the same for ours, the peers and the floor."""
+    argv = ["dd", f"if={source}", "bs=1M", "status=none", "iflag=count_bytes", f"count={size}"]
+    return argv if target is None else [*argv, f"of={target}"]
+
+
+@contextlib.contextmanager
+def _client_folder(stage: Stage, size: int) -> Iterator[Path]:
+    """Where the client's side of the files is: in memory where there is room, so that its disk is not what is measured."""
+    memory = Path("/dev/shm")
+    roomy = memory.is_dir() and shutil.disk_usage(memory).free > 4 * size and meminfo()["MemAvailable"] > 6 * size
+    with tempfile.TemporaryDirectory(prefix="dsec-bench-", dir=memory if roomy else stage.folder) as folder:
+        yield Path(folder)
+
+
+async def _settled(folder: Path, operation: Callable[[], Awaitable[float]]) -> Block:
+    """One operation, begun when what the ones before it wrote is on the disk."""
+    await asyncio.to_thread(subprocess.run, ["sync", "-f", str(folder)], check=True)
+    return await run_block(1, 1, operation)
 
 
 async def measure(options: argparse.Namespace) -> dict[str, Any]:
     """Each direction in turn, for ours, the floor and each peer, `--rounds` times."""
     size = options.size_mb << 20
     async with open_stage(options.peers) as stage:
-        payload = stage.folder / "payload"
-        subprocess.run(["dd", "if=/dev/urandom", f"of={payload}", "bs=1M", "iflag=count_bytes", f"count={size}", "status=none"], check=True)
-        sandbox = await stage.client.run_container(stage.run_args(memory_limit_mb=4096, cpu_cores_limit=2.0))
-        await _stdout(sandbox, min(size, 16 << 20))
-        stage.daemon.sample_peaks()
-        before, client_before = stage.daemon.peak_rss_mb(), _own_peak_mb()
-        things: dict[str, Callable[[], Awaitable[Block]]] = {
-            "dsec stdout": lambda: run_block(1, 1, lambda: _stdout(sandbox, size)),
-            "dsec file_in": lambda: run_block(1, 1, lambda: _file_in(sandbox, payload)),
-            "dsec file_out": lambda: run_block(1, 1, lambda: _file_out(sandbox, stage.folder / "out", size)),
-            "floor stdout": lambda: run_block(1, 1, lambda: drain_command(writer(size), size)),
-            "floor file_in": lambda: run_block(1, 1, lambda: asyncio.to_thread(_copy, payload, stage.folder / "floor")),
-            "floor file_out": lambda: run_block(1, 1, lambda: asyncio.to_thread(_copy, stage.folder / "floor", stage.folder / "out")),
-        }
-        things |= await _peer_things(stage, payload, size)
-        async with _peaks_sampled(stage):
-            series = await run_rounds(options.rounds, things, options.surroundings)
-        stage.daemon.sample_peaks()
-        await sandbox.stop()
+        with _client_folder(stage, size) as files:
+            payload = files / "payload"
+            subprocess.run(writer(size, source="/dev/urandom", target=payload), check=True)
+            sandbox = await stage.client.run_container(stage.run_args(memory_limit_mb=4096, cpu_cores_limit=2.0))
+            await _stdout(sandbox, min(size, 16 << 20))
+            stage.daemon.sample_peaks()
+            before, client_before = stage.daemon.peak_rss_mb(), _own_peak_mb()
+            inside = stage.folder / "floor-file"
+            operations: dict[str, Callable[[], Awaitable[float]]] = {
+                "dsec stdout": partial(_stdout, sandbox, size),
+                "dsec file_in": partial(_file_in, sandbox, payload),
+                "dsec file_out": partial(_file_out, sandbox, files / "out", size),
+                "floor stdout": partial(drain_command, writer(size), size),
+                "floor file_in": partial(asyncio.to_thread, _copy, payload, inside),
+                "floor file_out": partial(asyncio.to_thread, _copy, inside, files / "out"),
+            }
+            operations |= await _peer_operations(stage, files, size)
+            things = {name: partial(_settled, stage.folder, operation) for name, operation in operations.items()}
+            async with _peaks_sampled(stage):
+                series = await run_rounds(options.rounds, things, options.surroundings)
+            stage.daemon.sample_peaks()
+            await sandbox.stop()
         peaks = {name: peer.peak_rss_mb() for name, peer in stage.peers.items()}
         return _document(options, stage, series, before, client_before, peaks)
 
@@ -74,7 +95,7 @@ async def _stdout(sandbox: Sandbox, size: int) -> float:
     result = await process.wait()
     took = time.perf_counter() - started
     if result.exit_code != 0 or got != size:
-        raise RuntimeError(f"{got} of {size} bytes arrived, result {result}")
+        raise RuntimeError(f"exit code {result.exit_code}, {got} of {size} bytes arrived, {result.stdout_bytes} were written")
     return took
 
 
@@ -106,22 +127,18 @@ def _copy(source: Path, target: Path) -> float:
     return time.perf_counter() - started
 
 
-async def _peer_things(stage: Stage, payload: Path, size: int) -> dict[str, Callable[[], Awaitable[Block]]]:
-    things: dict[str, Callable[[], Awaitable[Block]]] = {}
+async def _peer_operations(stage: Stage, files: Path, size: int) -> dict[str, Callable[[], Awaitable[float]]]:
+    operations: dict[str, Callable[[], Awaitable[float]]] = {}
     for name, peer in stage.peers.items():
         if "streams" not in peer.how:
-            stage.absent[name] = f"{name} has no streams and file transfer of its own that a user would take"
+            stage.absent[name] = peer.no_streams
             continue
-        try:
-            living = await peer.start()
-        except PeerUnavailable as error:
-            stage.absent[name] = str(error)
-            continue
-        target = stage.folder / f"out-{name}"
-        things[f"{name} stdout"] = partial(run_block, 1, 1, partial(peer.stdout, living, writer(size), size))
-        things[f"{name} file_in"] = partial(run_block, 1, 1, partial(peer.copy_in, living, payload, REMOTE))
-        things[f"{name} file_out"] = partial(run_block, 1, 1, partial(_peer_out, partial(peer.copy_out, living, REMOTE, target), target))
-    return things
+        living = await peer.start()
+        target = files / f"out-{name}"
+        operations[f"{name} stdout"] = partial(peer.stdout, living, writer(size), size)
+        operations[f"{name} file_in"] = partial(peer.copy_in, living, files / "payload", REMOTE)
+        operations[f"{name} file_out"] = partial(_peer_out, partial(peer.copy_out, living, REMOTE, target), target)
+    return operations
 
 
 async def _peer_out(copy: Callable[[], Awaitable[float]], target: Path) -> float:
@@ -199,7 +216,7 @@ def _document(
             "client_peak_rss_mb_before": client_before,
         },
         "peers": stage.peer_documents(done),
-        "floor": floor | {"how": "the same command's pipe read by the benchmark; a copy through a 1 MiB buffer on the same file system"},
+        "floor": floor | {"how": "the same command on the host, its pipe read; a copy through a 1 MiB buffer to and from the state's disk"},
         "budgets": {f"{direction}_mb_per_s": at_least(rates[direction], 400, "MB/s") for direction in DIRECTIONS}
         | {
             "daemon_peak_growth_mb": at_most(max(growth.values(), default=None), GROWTH_BUDGET_MB, "MB"),

@@ -72,6 +72,7 @@ class Peer:
 
     name: ClassVar[str]
     how: ClassVar[dict[str, str]] = {}
+    no_streams: ClassVar[str] = "has neither exec nor file transfer"
 
     async def open(self, tree: Path, tar: Path, folder: Path) -> None:
         """Ready to create from `tree` (mounted root) or `tar` (the same as an archive); everything made goes below `folder`."""

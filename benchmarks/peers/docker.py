@@ -145,6 +145,8 @@ class Docker(_DockerPeer):
         "exec": "Engine API on the socket: exec create, start, read to the end, inspect for the exit code",
     }
 
+    no_streams: ClassVar[str] = "measured as docker_command: people copy files and stream output with the command"
+
     async def _ask(self, method: str, path: str, body: Any = None, params: dict[str, str] | None = None) -> Any:
         async with self.daemon.session.request(method, path, json=body, params=params) as answer:
             if answer.status >= 400:
