@@ -126,9 +126,6 @@ class CgroupDriver:
         found.discard(DAEMONS)
         return found
 
-    def exists(self, sandbox: str) -> bool:
-        return any(os.path.isdir(f"{path}/{sandbox}") for path in self._dirs)
-
     def memory(self, sandbox: str) -> tuple[int | None, int | None, int]:
         """(used now, peak, OOM kills)."""
         plan = self.plan(sandbox, Limits())

@@ -30,13 +30,6 @@ class Hierarchies:
     def has(self, controller: str) -> bool:
         return controller in self.v2_controllers or controller in self.v1
 
-    @property
-    def style(self) -> str:
-        """`v2`, `v1`, `hybrid` or `none`, for people."""
-        if self.v2 is None:
-            return "v1" if self.v1 else "none"
-        return "hybrid" if self.v1 else "v2"
-
 
 def _unescape(path: str) -> str:
     return path.replace("\\040", " ").replace("\\011", "\t").replace("\\012", "\n").replace("\\134", "\\")
