@@ -392,6 +392,15 @@ async def test_records_outlive_their_sandbox(edge, sandbox):
     assert [process.state for process in await edge.processes(sandbox)] == ["exited"]
 
 
+async def test_output_that_the_journal_dropped_counts_as_dropped(edge, sandbox):
+    await edge.exec(sandbox, sh("echo hello", op_id="a"))
+    await recorded(edge)
+    await edge._core.journal.run(lambda db: db.execute("UPDATE ops SET stdout=NULL, stderr=NULL").rowcount)
+    result = await edge.result(sandbox, "a")
+    assert (result.exit_code, result.stdout, result.stdout_bytes, result.stdout_dropped) == (0, b"", 6, 6)
+    assert (await edge.output(sandbox, "a", 1)).data == b""
+
+
 async def test_an_ended_command_is_attached_to_by_its_record(edge, sandbox):
     await edge.exec(sandbox, sh("echo hello", op_id="a"))
     await edge.stop(sandbox)

@@ -199,6 +199,29 @@ WRITER = """
 """
 
 
+async def test_output_of_living_ones_is_bounded_too(journal):
+    journal.add_sandboxes([sandbox("sb-live")])
+    for number in range(100):
+        journal.put_op(op(f"op-{number:03}", number, "exited", b"x" * 50_000, "sb-live"))
+        await journal.flush()
+    monitor = [await journal.run(lambda db: prune(db, 0.0, 2_000_000))]
+    while monitor[-1]:
+        monitor.append(await journal.run(lambda db: prune(db, 0.0, 2_000_000)))
+    assert len(journal.ops("sb-live")) == 100
+    assert journal.op("sb-live", "op-000").result == b"result"
+    assert await journal.output("sb-live", "op-000") is None
+
+
+async def test_growth_is_told(journal):
+    waiter = asyncio.ensure_future(journal.grown(100_000))
+    journal.put_op(op("a", state="exited", stdout=b"x" * 50_000))
+    await journal.flush()
+    assert not waiter.done()
+    journal.put_op(op("b", state="exited", stdout=b"x" * 60_000))
+    await journal.flush()
+    await asyncio.wait_for(waiter, 5)
+
+
 def write_until_killed(path, lines: int) -> list[str]:
     child = subprocess.Popen([sys.executable, "-c", textwrap.dedent(WRITER), str(path)], stdout=subprocess.PIPE, text=True)
     try:

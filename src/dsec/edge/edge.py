@@ -89,7 +89,7 @@ class Edge:
         self._sessions = Sessions(core, self._operations)
         self._recovery = Recovery(core, self._operations)
         self._sweep = Sweep(core, self._operations)
-        self._sweeping: asyncio.Task[None] | None = None
+        self._sweeping: list[asyncio.Task[None]] = []
         self._started_at = 0.0
 
     # -- the node
@@ -108,7 +108,7 @@ class Edge:
         except BaseException:
             self._lock.release()
             raise
-        self._sweeping = core.spawn(self._sweep.run())
+        self._sweeping = [core.spawn(self._sweep.run()), core.spawn(self._sweep.prune_as_it_grows())]
         self._started_at = time.time()
 
     async def aclose(self) -> None:
@@ -116,14 +116,15 @@ class Edge:
         core = self._core
         core.draining = True
         core.timers.close()
-        if self._sweeping is not None:
-            self._sweeping.cancel()
+        for task in self._sweeping:
+            task.cancel()
         await core.settle_tasks()
         for sandbox in list(core.sandboxes.values()):
             if sandbox.channel is not None:
                 await sandbox.channel.aclose()
         for backend in core.backends.values():
             await backend.aclose()
+        await core.in_thread(core.environments.sweep_mounts, set(core.sandboxes))
         await core.journal.aclose()
         core.threads.shutdown(wait=False)
         self._lock.release()

@@ -170,7 +170,10 @@ class Operations:
         """A new operation, next in the sandbox's order. On record within milliseconds; until then aether knows the id."""
         core = self._core
         if len(sandbox.ops) >= core.settings.running_ops_per_sandbox:
-            raise Overloaded(f"{len(sandbox.ops)} operations of the sandbox are running, no more are taken", cause="operations")
+            # Ended ones whose record is not yet safe are among them.
+            running = sum(1 for op in sandbox.ops.values() if op.state == "running")
+            if running >= core.settings.running_ops_per_sandbox:
+                raise Overloaded(f"{running} operations of the sandbox are running, no more are taken", cause="operations")
         sandbox.seq += 1
         op = Operation(op_id, sandbox.seq, request, session_id=session_id, background=background, started_at=clock.now())
         sandbox.ops[op_id] = op
@@ -302,7 +305,7 @@ class Operations:
 
     async def _replay(self, row: OpRow) -> ExecResult:
         if row.state == "exited":
-            return decode_result(row, *await self._core.journal.output(row.sandbox_id, row.op_id))
+            return decode_result(row, await self._core.journal.output(row.sandbox_id, row.op_id))
         raise OutcomeUnknown(f"operation {row.op_id} ended with its sandbox, its outcome is not known", cause="lost")
 
     def _outcome(self, op: Operation) -> ExecResult:

@@ -90,11 +90,13 @@ def process_info(row: OpRow, pid: int | None = None) -> ProcessInfo:
     )
 
 
-def decode_result(row: OpRow, stdout: bytes, stderr: bytes) -> ExecResult:
-    """A recorded result, marked as such."""
+def decode_result(row: OpRow, output: tuple[bytes, bytes] | None) -> ExecResult:
+    """A recorded result, marked as such. `output` is None where the journal had to drop it: then all of it counts as dropped."""
     assert row.result is not None, "only what has exited has a result"
     result = _decode_result(row.result)
-    result.stdout = stdout
-    result.stderr = stderr
+    if output is not None:
+        result.stdout, result.stderr = output
+    else:
+        result.stdout_dropped, result.stderr_dropped = result.stdout_bytes, result.stderr_bytes
     result.replayed = True
     return result

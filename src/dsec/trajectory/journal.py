@@ -26,6 +26,8 @@ GROUP_SECONDS = 0.004
 RETRY_SECONDS = 1.0
 CHECKPOINT_PAGES = 4000
 PENDING_LIMIT_BYTES = 256 << 20
+ROW_BYTES = 2048
+"""What an operation costs in memory besides its output, about."""
 
 T = TypeVar("T")
 Job = Callable[[sqlite3.Connection], None]
@@ -56,6 +58,9 @@ class Journal:
         self._soon = False
         self._unwritten_bytes = 0
         self._drained: asyncio.Event | None = None
+        self._growth: tuple[int, asyncio.Event] | None = None
+        self.grown_bytes = 0
+        """Output written since `grown` last returned."""
         self.failure: Exception | None = None
         """Why the last commit failed; None after one that worked."""
 
@@ -104,8 +109,8 @@ class Journal:
         batch.ops[row.sandbox_id, row.op_id] = row
         if row.stdout is not None:
             size = len(row.stdout) + len(row.stderr or b"")
-            batch.payload_bytes += size
-            self._unwritten_bytes += size
+            batch.payload_bytes += size + ROW_BYTES
+            self._unwritten_bytes += size + ROW_BYTES
         if committed is not None:
             batch.committed.append(committed)
         self._schedule()
@@ -145,7 +150,7 @@ class Journal:
 
     @property
     def congested(self) -> bool:
-        """More output is unwritten than memory should hold."""
+        """More is unwritten than memory should hold."""
         return self._unwritten_bytes > PENDING_LIMIT_BYTES
 
     async def drain(self) -> None:
@@ -154,6 +159,15 @@ class Journal:
             if self._drained is None:
                 self._drained = asyncio.Event()
             await self._drained.wait()
+
+    async def grown(self, size: int) -> None:
+        """Wait until `size` bytes of output were written since this last returned. For one waiter."""
+        event = asyncio.Event()
+        if self.grown_bytes < size:
+            self._growth = (size, event)
+            await event.wait()
+            self._growth = None
+        self.grown_bytes = 0
 
     def _schedule(self) -> None:
         if self._timer is None and not self._soon:
@@ -186,6 +200,9 @@ class Journal:
 
     def _done(self, batch: Batch) -> None:
         self.failure = None
+        self.grown_bytes += batch.payload_bytes
+        if self._growth is not None and self.grown_bytes >= self._growth[0]:
+            self._growth[1].set()
         self._unwritten_bytes -= batch.payload_bytes
         if self._drained is not None and not self.congested:
             self._drained.set()
@@ -257,16 +274,16 @@ class Journal:
         row = self._reader.execute("SELECT * FROM idempotency WHERE key=?", (key,)).fetchone()
         return None if row is None else KeyRow(*row)
 
-    async def output(self, sandbox_id: str, op_id: str) -> tuple[bytes, bytes]:
-        """What was kept of stdout and stderr; empty where there is no record. Read in a thread: it may be hundreds of megabytes."""
+    async def output(self, sandbox_id: str, op_id: str) -> tuple[bytes, bytes] | None:
+        """What was kept of stdout and stderr; None where it is not there (any more). Read in a thread: it may be hundreds of megabytes."""
 
-        def read() -> tuple[bytes, bytes]:
+        def read() -> tuple[bytes, bytes] | None:
             db = connect(self.path, read_only=True)
             try:
                 row = db.execute("SELECT stdout, stderr FROM ops WHERE sandbox_id=? AND op_id=?", (sandbox_id, op_id)).fetchone()
             finally:
                 db.close()
-            return (row[0] or b"", row[1] or b"") if row is not None else (b"", b"")
+            return None if row is None or row[0] is None else (row[0], row[1] or b"")
 
         return await asyncio.to_thread(read)
 

@@ -8,16 +8,26 @@ __all__ = ["prune"]
 
 CHUNK = 20
 """Sandboxes dropped in one transaction, so that results do not wait long for theirs."""
+OUTPUT_CHUNK = 100
 
 
 def prune(db: sqlite3.Connection, before: float, limit_bytes: int) -> bool:
-    """Drop one chunk; True if there is more to drop. Sandboxes that are not over keep all their records."""
+    """Drop one chunk; True if there is more to drop.
+
+    Sandboxes that are not over keep their records, but not their output for ever: where that alone is too much, the oldest goes.
+    """
+    too_large = _size(db) > limit_bytes
     doomed = [row[0] for row in db.execute("SELECT sandbox_id FROM sandboxes WHERE over=1 AND ended_at<? LIMIT ?", (before, CHUNK))]
-    if not doomed and _size(db) > limit_bytes:
+    if not doomed and too_large:
         doomed = [row[0] for row in db.execute("SELECT sandbox_id FROM sandboxes WHERE over=1 ORDER BY ended_at LIMIT ?", (CHUNK,))]
-    if not doomed:
-        db.execute("DELETE FROM idempotency WHERE created_at<?", (before,))
-        return False
+    if doomed:
+        _drop_sandboxes(db, doomed)
+        return True
+    db.execute("DELETE FROM idempotency WHERE created_at<?", (before,))
+    return too_large and _drop_output(db)
+
+
+def _drop_sandboxes(db: sqlite3.Connection, doomed: list[str]) -> None:
     ids = [(sandbox_id,) for sandbox_id in doomed]
     db.execute("BEGIN IMMEDIATE")
     try:
@@ -29,7 +39,16 @@ def prune(db: sqlite3.Connection, before: float, limit_bytes: int) -> bool:
         if db.in_transaction:
             db.execute("ROLLBACK")
         raise
-    return True
+
+
+def _drop_output(db: sqlite3.Connection) -> bool:
+    """Of the operations that ended first; a guest that writes without end must not fill the host's disk."""
+    dropped = db.execute(
+        "UPDATE ops SET stdout=NULL, stderr=NULL WHERE rowid IN "
+        "(SELECT rowid FROM ops WHERE stdout IS NOT NULL AND length(stdout) + length(stderr) > 0 ORDER BY rowid LIMIT ?)",
+        (OUTPUT_CHUNK,),
+    )
+    return dropped.rowcount > 0
 
 
 def _size(db: sqlite3.Connection) -> int:
