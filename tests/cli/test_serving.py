@@ -78,3 +78,22 @@ def test_tcp_needs_the_token(state_run, tiny_store: Path, start_node) -> None:
     finally:
         served.process.terminate()
         assert served.process.wait(20) == 0
+
+
+@pytest.mark.parametrize(
+    ("option", "word"),
+    [
+        (("--state", "/proc/nope"), "/proc/nope"),
+        (("--tcp", "nonsense"), "host:port"),
+        (("--log-level", "loud"), "--log-level"),
+        (("--scratch", "/etc/passwd"), "/etc/passwd"),
+    ],
+    ids=["state", "tcp", "level", "scratch"],
+)
+def test_what_cannot_be_served_is_one_line(state_run, option: tuple[str, str], word: str) -> None:
+    command = [sys.executable, "-m", "dsec.cli", "up", "--state", str(state_run.state), "--run", str(state_run.run), *option]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=30, check=False)
+    assert done.returncode in (1, 2)
+    assert word in done.stderr
+    assert "Traceback" not in done.stderr
+    assert not (state_run.run / "dsec.sock").exists()

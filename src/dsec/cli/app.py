@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import sys
+
 import typer
 
+from dsec._native import NativeBinaryMissing
 from dsec.cli import check, copy, environments, node, run, sandboxes
+from dsec.cli.output import die
+from libdsec.errors import DSecError, Unsupported
 
 __all__ = ["app", "run_app"]
 
@@ -21,5 +26,16 @@ app.add_typer(environments.app, name="env")
 
 
 def run_app() -> None:
-    """Parse the command line and run; ends the process."""
-    app()
+    """Parse the command line and run; ends the process. A fault of the system that a command did not expect is one line, too."""
+    try:
+        app()
+    except (DSecError, NativeBinaryMissing, OSError) as error:
+        die(_typed(error), as_json="--json" in sys.argv)
+
+
+def _typed(error: DSecError | NativeBinaryMissing | OSError) -> DSecError:
+    if isinstance(error, DSecError):
+        return error
+    if isinstance(error, NativeBinaryMissing):
+        return Unsupported(str(error))
+    return DSecError(f"{error.filename}: {error.strerror}" if error.filename else str(error), cause="os-error")

@@ -28,8 +28,6 @@ def _failures(as_json: bool) -> Iterator[None]:
         yield
     except DSecError as error:
         die(error, as_json=as_json)
-    except PermissionError as error:
-        die(DSecError(f"{error.filename}: permission denied; environments are root's", cause="permission"), as_json=as_json)
 
 
 @contextmanager

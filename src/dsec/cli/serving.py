@@ -97,6 +97,10 @@ def _token(tcp: str | None, token_file: Path | None, folders: _Folders) -> tuple
     return token, file
 
 
+async def _live(edge: Edge) -> int:
+    return sum(1 for info in await edge.list() if info.state not in ENDED)
+
+
 async def _stop_all(edge: Edge) -> None:
     gate = asyncio.Semaphore(STOPS_AT_ONCE)
 
@@ -130,7 +134,7 @@ async def _serve(folders: _Folders, scratch: Path | None, tcp: str | None, token
     try:
         server = ApiServer(edge, folders.run / SOCKET, tcp, token)
         async with server:
-            found = sum(1 for info in await edge.list() if info.state not in ENDED)
+            found = await _live(edge)
             address = f"http://{tcp.rpartition(':')[0]}:{server.tcp_port}" if tcp else None
             serving = _Serving(f"unix://{folders.run / SOCKET}", os.getpid(), address, str(token_path) if token_path else None)
             _announce(serving, found, remove, as_json)
@@ -142,12 +146,12 @@ async def _serve(folders: _Folders, scratch: Path | None, tcp: str | None, token
                 say("dsec: ending" + (", stopping all sandboxes" if remove else ""))
         if remove:
             await _stop_all(edge)
-        left = sum(1 for info in await edge.list() if info.state not in ENDED)
     finally:
+        left = await _live(edge)
         await edge.aclose()
-    if left == 0:
-        _unmount_all(folders, scratch)
-    elif not as_json:
+        if left == 0:
+            _unmount_all(folders, scratch)
+    if left and not as_json:
         say(f"dsec: {left} sandboxes go on; `dsec up` finds them again, `dsec down` ends them")
 
 
@@ -186,8 +190,6 @@ def _up(
         uvloop.run(_serve(_Folders(state, run, store), scratch, tcp, token_file, remove, as_json))
     except DSecError as error:
         die(error, as_json=as_json)
-    except PermissionError as error:
-        die(Denied(f"{error.filename}: {error.strerror}"), as_json=as_json)
 
 
 def _holder(run: Path) -> int | None:
@@ -231,7 +233,7 @@ async def _end_sandboxes(folders: _Folders, scratch: Path | None) -> int:
     edge = build_edge(folders, scratch=scratch)
     await edge.open()
     try:
-        live = sum(1 for info in await edge.list() if info.state not in ENDED)
+        live = await _live(edge)
         await _stop_all(edge)
     finally:
         await edge.aclose()
