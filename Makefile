@@ -20,7 +20,7 @@ run: ## 64 rollouts of a real repair task in real sandboxes, then a table
 test: ## every test; as root all of them, else those that can run
 	@scripts/setup.sh test
 	@$(MAKE) --no-print-directory -C native check
-	@DSEC_TEST_EXCLUSIVE=1 $(PYTEST) $(ARGS)
+	@DSEC_TEST_EXCLUSIVE=$${DSEC_TEST_EXCLUSIVE:-1} $(PYTEST) $(ARGS)
 
 test-quick: ## the tests that take under 0.25 s and no network
 	@scripts/setup.sh test
