@@ -125,7 +125,7 @@ if __name__ == "__main__":
     parser.add_argument("-c", "--concurrency", type=int, default=16, help="cycles under way at once")
     parser.add_argument("--warm-up", type=int, default=50, help="cycles before the first count")
     parser.add_argument("--kill-edge", action="store_true", help="kill -9 the daemon at random moments and start it again")
-    parser.add_argument("--kill-every", type=float, default=2.0, help="mean seconds between kills")
+    parser.add_argument("--kill-every", type=float, default=1.0, help="mean seconds between kills")
     parser.add_argument("--seed", type=int, default=1, help="of the moments")
     parser.add_argument("--settle", type=float, default=30.0, help="seconds that the sweep has to bring all back after the last cycle")
     main("cycles", measure, parser.parse_args())

@@ -146,6 +146,7 @@ def _document(
     one, all_live, first = alone.to_json(), many.to_json(), Series([asked]).to_json()
     for document in (one, all_live, first):
         document.pop("p50_ms_by_round", None)
+        document.pop("p50_ms_best_round", None)
     ratio = round(all_live["p50_ms"] / one["p50_ms"], 3) if "p50_ms" in all_live and "p50_ms" in one else None
     return {
         "n": options.n,

@@ -45,13 +45,15 @@ class Series:
         samples = [sample for block in self.blocks for sample in block.samples_ms]
         document: dict[str, Any] = {"n": len(samples), "failures": sum(block.failures for block in self.blocks)}
         if samples:
+            by_round = [round(percentile(block.samples_ms, 0.50), 3) for block in self.blocks if block.samples_ms]
             document |= {
                 "p50_ms": round(percentile(samples, 0.50), 3),
                 "p90_ms": round(percentile(samples, 0.90), 3),
                 "p99_ms": round(percentile(samples, 0.99), 3),
                 "max_ms": round(max(samples), 3),
                 "per_s": round(statistics.median(len(b.samples_ms) / b.wall_s for b in self.blocks if b.wall_s > 0), 1),
-                "p50_ms_by_round": [round(percentile(b.samples_ms, 0.50), 3) for b in self.blocks if b.samples_ms],
+                "p50_ms_by_round": by_round,
+                "p50_ms_best_round": min(by_round),
             }
         errors = [block.first_error for block in self.blocks if block.first_error]
         if errors:

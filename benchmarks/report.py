@@ -14,7 +14,15 @@ from rich.table import Table
 __all__ = ["print_document", "rows"]
 
 BENCH = Path(__file__).resolve().parent.parent / "build" / "bench"
-MEASURES = ("n", "p50_ms", "p99_ms", "per_s", "mb_per_s", "failures")
+MEASURES = {
+    "n": "n",
+    "p50_ms": "p50 ms",
+    "p50_ms_best_round": "best round",
+    "p99_ms": "p99 ms",
+    "per_s": "per s",
+    "mb_per_s": "MB/s",
+    "failures": "failed",
+}
 
 
 def rows(document: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
@@ -43,7 +51,7 @@ def rows(document: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
 def _measures(document: dict[str, Any]) -> Table:
     table = Table(box=None, pad_edge=False, header_style="bold")
     table.add_column("")
-    for name in MEASURES:
+    for name in MEASURES.values():
         table.add_column(name, justify="right")
     for name, value in rows(document):
         if "absent" not in value:

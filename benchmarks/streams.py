@@ -172,7 +172,7 @@ def _own_peak_mb() -> float:
 
 def _rate(series: Series, size: int) -> dict[str, Any]:
     document = series.to_json()
-    for name in ("p90_ms", "p50_ms_by_round", "per_s"):
+    for name in ("p90_ms", "p50_ms_by_round", "p50_ms_best_round", "per_s"):
         document.pop(name, None)
     took = [sample for block in series.blocks for sample in block.samples_ms]
     if took:
