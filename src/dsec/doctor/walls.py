@@ -164,7 +164,7 @@ PROBES = [
     Probe(
         "core scheduling",
         _core_scheduling,
-        "keeps hyperthreads of one core within one class",
+        "keeping the hyperthreads of one core within one class",
         "a best-effort neighbour on the sibling thread slows a step",
         "a kernel with CONFIG_SCHED_CORE, a processor with SMT",
     ),
