@@ -200,12 +200,11 @@ class CgroupDriver:
 
     def remove(self, sandbox: str) -> None:
         """Remove its groups, retrying while the kernel still counts dying processes. Raises naming what is left. May wait."""
-        plan = self.plan(sandbox, Limits())
         deadline = time.monotonic() + REMOVE_SECONDS
         pause = 0.001
-        while left := [path for path in plan.dirs if not _remove_tree(path)]:
+        while left := [path for path in (f"{parent}/{sandbox}" for parent in self._dirs) if not _remove_tree(path)]:
             if time.monotonic() > deadline:
-                pids = sorted(self._members(plan))
+                pids = sorted(self._members(self.plan(sandbox, Limits())))
                 raise DSecError(f"cgroups of {sandbox} stay: {', '.join(left)}; processes in them: {pids or 'none'}", ran="ran")
             time.sleep(pause)
             pause = min(pause * 2, 0.1)
@@ -222,6 +221,14 @@ def _kill(pid: int) -> None:
 
 
 def _remove_tree(top: str) -> bool:
+    try:
+        os.rmdir(top)
+    except FileNotFoundError:
+        return True
+    except OSError:
+        pass
+    else:
+        return True
     for folder, _, _ in os.walk(top, topdown=False):
         try:
             os.rmdir(folder)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 from collections.abc import Callable
 from typing import ParamSpec, TypeVar
 
@@ -14,11 +15,11 @@ T = TypeVar("T")
 
 
 async def in_thread(function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-    """`asyncio.to_thread`, but a cancellation is raised only once the function has returned.
+    """Run it in the loop's executor. A cancellation is raised only once the function has returned.
 
     A thread cannot be stopped: left running, it would make what the undoing of a cancelled birth has just looked for in vain.
     """
-    work = asyncio.ensure_future(asyncio.to_thread(function, *args, **kwargs))
+    work = asyncio.get_running_loop().run_in_executor(None, functools.partial(function, *args, **kwargs))
     try:
         return await asyncio.shield(work)
     except asyncio.CancelledError:
