@@ -15,7 +15,7 @@ from urllib.parse import urlsplit
 import aiohttp
 from yarl import URL
 
-from libdsec.errors import ConnectionFailed, InvalidArgument, error_from_wire
+from libdsec.errors import ConnectionFailed, Denied, InvalidArgument, error_from_wire
 from libdsec.timeouts import Timeouts
 
 __all__ = ["HttpTransport", "Reply", "StreamReply", "Transport", "WebSocket", "open_transport"]
@@ -196,6 +196,8 @@ class HttpTransport:
                 timeout=aiohttp.ClientWSTimeout(ws_close=2.0),
             )
         except aiohttp.WSServerHandshakeError as error:
+            if error.status in (401, 403):
+                raise Denied("a valid token is needed", field="authorization", cause="token") from error
             raise ConnectionFailed(f"the server refused the stream: HTTP {error.status}", cause=f"http-{error.status}") from error
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
             raise self._failed(error) from error
