@@ -270,3 +270,34 @@ async def test_a_backend_that_cannot_adopt_one_holds_up_no_other(node, edge, san
     node.backend.adopt = picky
     await edge.open()
     assert {info.sandbox_id: info.state for info in await edge.list()} == {sandbox: "failed", other: "running"}
+
+
+@pytest.mark.parametrize("verb", ["pause", "resume"])
+async def test_killed_half_way_through_a_pause_it_runs_again(node, edge, sandbox, verb):
+    """Frozen or not, the journal knew that it might be either."""
+    backend = node.backend
+    if verb == "resume":
+        await edge.pause(sandbox)
+    reached, inner = asyncio.Event(), getattr(backend, verb)
+
+    async def done_but_not_told(spec):
+        await inner(spec)
+        reached.set()
+        await asyncio.Event().wait()
+
+    setattr(backend, verb, done_but_not_told)
+    call = asyncio.ensure_future(getattr(edge, verb)(sandbox))
+    await reached.wait()
+    await node.crash(edge)
+    call.cancel()
+    edge = await node.open()
+    assert not node.host.guests[sandbox].paused
+    assert (await edge.exec(sandbox, sh("exit 3"))).exit_code == 3
+
+
+async def test_who_was_told_that_it_is_paused_finds_it_paused(node, edge, sandbox):
+    await edge.pause(sandbox)
+    await node.crash(edge)
+    edge = await node.open()
+    assert (await edge.get(sandbox)).state == "paused"
+    assert node.host.guests[sandbox].paused

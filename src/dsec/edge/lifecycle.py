@@ -74,6 +74,7 @@ class Lifecycle:
                 asked = True
                 core.apply(sandbox, PauseWanted())
             await asyncio.shield(sandbox.changed())
+        await core.journal.flush()
         return sandbox_info(sandbox.spec, sandbox.status)
 
     async def resume(self, sandbox_id: str) -> SandboxInfo:
@@ -108,6 +109,7 @@ class Lifecycle:
     async def _pause(self, sandbox: Sandbox) -> None:
         if sandbox.status.state != "pausing":
             return
+        await self._intent()
         try:
             await sandbox.backend.pause(sandbox.spec)
         except Exception as error:
@@ -120,6 +122,7 @@ class Lifecycle:
     async def _resume(self, sandbox: Sandbox) -> None:
         if sandbox.status.state != "resuming":
             return
+        await self._intent()
         try:
             await sandbox.backend.resume(sandbox.spec)
         except Exception as error:
@@ -129,12 +132,15 @@ class Lifecycle:
         else:
             self._core.apply(sandbox, Resumed())
 
+    async def _intent(self) -> None:
+        """What is about to be done is on record first: after a crash in the middle, the next start knows in what state it may be."""
+        with contextlib.suppress(Overloaded):
+            await self._core.journal.flush()
+
     async def _destroy(self, sandbox: Sandbox) -> None:
         core = self._core
         await self._operations.collect_finished(sandbox)
-        with contextlib.suppress(Overloaded):
-            # The intent comes first: after a crash in the middle, the next start knows that this was no accident.
-            await core.journal.flush()
+        await self._intent()
         try:
             async with core.slots:
                 await sandbox.backend.destroy(sandbox.spec)
