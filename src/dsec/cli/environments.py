@@ -50,14 +50,8 @@ def _progress(name: str, quiet: bool) -> Iterator[Callable[[object], None]]:
         return
     from rich.progress import BarColumn, DownloadColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
-    with Progress(
-        SpinnerColumn(),
-        TextColumn("{task.description}"),
-        BarColumn(),
-        DownloadColumn(binary_units=True),
-        TimeElapsedColumn(),
-        console=console,
-    ) as bar:
+    columns = (SpinnerColumn(), TextColumn("{task.description}"), BarColumn(), DownloadColumn(binary_units=True), TimeElapsedColumn())
+    with Progress(*columns, console=console, transient=True) as bar:
         task = bar.add_task(name, total=None)
 
         def update(step: object) -> None:
