@@ -1,7 +1,7 @@
 """The one contract that every backend keeps: a sandbox is made, gives a channel, is paused, resumed and destroyed.
 
-A backend refuses at `validate` what it cannot do, so that nothing is refused later at use. It owns the kernel objects of its sandboxes; edge owns
-their states, records and time limits.
+A backend refuses at `validate` what it cannot do, so that nothing is refused later at use. It owns the kernel objects of its sandboxes;
+edge owns their states, records and time limits.
 """
 
 from __future__ import annotations
@@ -244,7 +244,10 @@ class Backend(Protocol):
     async def pause(self, spec: SandboxSpec) -> None: ...
     async def resume(self, spec: SandboxSpec) -> None: ...
     async def destroy(self, spec: SandboxSpec) -> None:
-        """End it in whatever state it is and remove every kernel object and file of it. Idempotent; raises after a bounded retry if something stays."""
+        """End it in whatever state it is and remove every kernel object and file of it.
+
+        Idempotent; raises after a bounded retry if something stays.
+        """
         ...
 
     async def usage(self, spec: SandboxSpec) -> Usage: ...
@@ -255,4 +258,3 @@ class Backend(Protocol):
     async def destroy_unknown(self, sandbox_id: str) -> None:
         """Remove what `owned` found and no journal knows."""
         ...
-
