@@ -40,6 +40,9 @@ class DSecClient:
     is for TCP, by default DSEC_TOKEN. Sandboxes outlive the client: stop them, or use them by `async with`.
     """
 
+    url: str
+    timeouts: Timeouts
+
     def __init__(
         self,
         url: str | None = None,

@@ -27,6 +27,9 @@ class Process:
     tree at exit if it still runs.
     """
 
+    op_id: str
+    started: ProcessInfo
+
     def __init__(self, api: Api, sandbox_path: str, info: ProcessInfo) -> None:
         self._api = api
         self._sandbox_path = sandbox_path

@@ -35,6 +35,10 @@ class Sandbox:
     `created` is what the server said when the handle was made; info() asks again.
     """
 
+    sandbox_id: str
+    created: SandboxInfo
+    files: Files
+
     def __init__(self, api: Api, info: SandboxInfo) -> None:
         self._api = api
         self._path = f"/v1/sandboxes/{segment(info.sandbox_id)}"

@@ -18,6 +18,8 @@ __all__ = ["Session"]
 class Session:
     """A shell that keeps its directory, variables and functions from one command to the next. `async with` closes it."""
 
+    session_id: str
+
     def __init__(self, api: Api, sandbox_path: str, info: SessionInfo) -> None:
         self._api = api
         self._sandbox_path = sandbox_path

@@ -32,6 +32,10 @@ class ProcessStream:
     was on its way then is of unknown fate, and writing more raises OutcomeUnknown.
     """
 
+    result: ExecResult | None
+    dropped: dict[int, int]
+    """Bytes of each stream that were too old to be kept when they were asked for, or too many."""
+
     def __init__(
         self, api: Api, path: str, *, stdout_offset: int = 0, stderr_offset: int = 0, credit: int = streaming.DEFAULT_CREDIT
     ) -> None:
@@ -51,9 +55,8 @@ class ProcessStream:
         self._stdin_arrived = asyncio.Event()
         self._stdin_lost = False
         self._stdin_ended = False
-        self.result: ExecResult | None = None
+        self.result = None
         self.dropped = {1: 0, 2: 0}
-        """Bytes of each stream that were too old to be kept when they were asked for, or too many."""
 
     async def open(self) -> ProcessStream:
         """Connect. Raises the server's error where the process is not known."""

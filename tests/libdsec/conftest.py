@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import uvloop
 
+sys.path.insert(0, str(Path(__file__).parent))
 sys.path.insert(0, str(Path(__file__).parents[1] / "apiserver"))
 
 from edge_double import EdgeDouble

@@ -11,6 +11,7 @@ import threading
 from pathlib import Path
 
 import pytest
+import sync_stub
 
 import libdsec
 from libdsec import client as async_client
@@ -59,6 +60,11 @@ def test_no_public_async_class_is_without_a_twin():
             ):
                 found.add(member)
     assert found == {original for original, _ in PAIRS}
+
+
+def test_the_types_of_the_twin_are_those_of_the_original():
+    assert sync_stub.STUB.read_text() == sync_stub.written(), f"run {sync_stub.__file__}"
+    assert set(sync_stub.TWINS) == {original.__name__ for original, _ in PAIRS}
 
 
 def test_the_module_has_what_libdsec_has():
