@@ -15,6 +15,8 @@ import pytest
 from dsec.backends.container.backend import ContainerBackend
 from dsec.backends.protocol import SandboxSpec
 from dsec.environments import ScratchStore
+from dsec.resources.hierarchies import probe
+from dsec.resources.plan import instance_dirs, instance_name
 from libdsec.errors import DSecError, InvalidArgument, OutcomeUnknown, SandboxFailed
 from libdsec.schema import ContainerRunArgs, ExecRequest
 
@@ -27,10 +29,15 @@ def aether_pid(box):
         return struct.unpack("3i", sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))[0]
 
 
+def groups(home, sandbox_id):
+    parents = instance_dirs(probe(), instance_name(home.run))
+    return [Path(parent, sandbox_id) for parent in parents if os.path.exists(f"{parent}/{sandbox_id}")]
+
+
 def traces(home, sandbox_id):
     """Every kernel object or file that carries the sandbox's id."""
     found = [str(path) for path in home.run.rglob(f"*{sandbox_id}*")]
-    found += [str(path) for path in Path("/sys/fs/cgroup").rglob(sandbox_id)]
+    found += [str(path) for path in groups(home, sandbox_id)]
     found += [str(path) for path in (home.state / "scratch").glob(sandbox_id)]
     return found
 
@@ -135,7 +142,7 @@ async def test_destroy_leaves_nothing_in_whatever_state(boxes, home, state, monk
     monkeypatch.setattr("dsec.backends.container.removal.STOP_SECONDS", 1.0)
     box = await boxes()
     await state(box, boxes)
-    pids = inhabitants(box.spec.sandbox_id)
+    pids = inhabitants(home, box.spec.sandbox_id)
     await boxes.backend.destroy(box.spec)
     assert traces(home, box.spec.sandbox_id) == []
     assert [pid for pid in pids if alive(pid)] == []
@@ -145,10 +152,10 @@ async def test_destroy_leaves_nothing_in_whatever_state(boxes, home, state, monk
     assert (caught.value.cause, caught.value.ran) == ("channel-closed", "not-run")
 
 
-def inhabitants(sandbox_id):
+def inhabitants(home, sandbox_id):
     """Every process in any group of the sandbox."""
     pids = set()
-    for folder in Path("/sys/fs/cgroup").rglob(sandbox_id):
+    for folder in groups(home, sandbox_id):
         for procs in folder.rglob("cgroup.procs"):
             with contextlib.suppress(OSError):  # a session's group may go meanwhile
                 pids |= {int(pid) for pid in procs.read_text().split()}
@@ -320,6 +327,17 @@ async def test_the_launcher_is_started_again_after_it_died(boxes):
     os.kill(boxes.backend._launcher.pid, signal.SIGKILL)
     second = await boxes()
     assert (await first.run("echo", "1")).stdout + (await second.run("echo", "2")).stdout == b"1\n2\n"
+
+
+@pytest.mark.slow
+async def test_births_under_way_survive_the_launchers_death(boxes):
+    await boxes()
+    births = [asyncio.ensure_future(boxes()) for _ in range(12)]
+    await asyncio.sleep(0.003)
+    os.kill(boxes.backend._launcher.pid, signal.SIGKILL)
+    made = await asyncio.gather(*births)
+    results = await asyncio.gather(*(box.run("echo", "ok") for box in made))
+    assert [result.stdout for result in results] == [b"ok\n"] * 12
 
 
 async def test_the_launcher_is_out_of_reach_of_the_terminal(boxes):

@@ -156,6 +156,17 @@ class ContainerBackend:
         return Watch(asyncio.get_running_loop(), sock, self._socket_path(sandbox_id), report)
 
     async def create(self, spec: SandboxSpec) -> ContainerChannel:
+        """A launcher that dies takes births with it that it has not begun; those are tried a second time."""
+        starts = self._launcher.starts
+        try:
+            return await self._attempt(spec)
+        except SandboxFailed as error:
+            died = self._launcher.died() or 0 < starts < self._launcher.starts
+            if error.cause != "launch-failed" or not died or not self._ranges.claim(spec.range_index, spec.sandbox_id):
+                raise
+        return await self._attempt(spec)
+
+    async def _attempt(self, spec: SandboxSpec) -> ContainerChannel:
         try:
             return await self._create(spec)
         except Exception as error:

@@ -30,12 +30,27 @@ class Launcher:
         self._group = group
         self._sock: socket.socket | None = None
         self._pid = 0
+        self.starts = 0
         self._lock = asyncio.Lock()
 
     @property
     def pid(self) -> int:
         """0 while it does not run."""
         return self._pid
+
+    def died(self) -> bool:
+        """Whether it is gone, and with it perhaps a LAUNCH that it had not read. The next launch starts another."""
+        if self._sock is None:
+            return True
+        try:
+            gone = self._sock.recv(1, socket.MSG_PEEK) == b""
+        except BlockingIOError:
+            return False
+        except OSError:
+            gone = True
+        if gone:
+            self._discard()
+        return gone
 
     async def launch(self, payload: bytes, birth: socket.socket) -> None:
         """Hand a LAUNCH and its birth connection over. Raises SandboxFailed(cause="launch-failed") if that cannot be done; not run then."""
@@ -106,6 +121,7 @@ class Launcher:
                     Path(self._group, "cgroup.procs").write_text(str(self._pid))
             undo.pop_all()
         self._sock = ours
+        self.starts += 1
 
     def _discard(self) -> None:
         if self._sock is not None:
