@@ -80,6 +80,9 @@ def silent(connection, frames):
 
 
 def hang_up(connection, frames):
+    """But prove to be alive when asked."""
+    if frames and frames[0][0] == wire.HELLO:
+        connection.sendall(encode_frame(wire.READY))
     connection.shutdown(socket.SHUT_RDWR)
 
 
@@ -129,6 +132,18 @@ async def test_a_conversation_that_breaks_with_the_peer_is_a_failed_sandbox(peer
     assert (caught.value.cause, caught.value.ran) == ("channel-closed", "unknown")
 
 
+async def test_a_peer_that_listens_without_answering_is_dead(peer, monkeypatch):
+    monkeypatch.setattr("dsec.backends.container.conversation.PROOF_SECONDS", 0.1)
+
+    def die(connection, frames):
+        if frames[0][0] == wire.EXEC:
+            connection.shutdown(socket.SHUT_RDWR)
+
+    with pytest.raises(SandboxFailed) as caught:
+        await peer(die).exec("op", ExecRequest(argv=["true"]))
+    assert (caught.value.cause, caught.value.ran) == ("channel-closed", "unknown")
+
+
 async def test_nobody_there_means_that_nothing_ran(tmp_path):
     for path in (tmp_path / "none.sock", tmp_path):
         with pytest.raises(SandboxFailed) as caught:
@@ -138,7 +153,8 @@ async def test_nobody_there_means_that_nothing_ran(tmp_path):
 
 async def test_output_that_is_cut_off_before_the_end_is_no_success(peer):
     def cut(connection, frames):
-        connection.sendall(encode_data(1, 0, b"partial") + EXITED[:-3])
+        if frames[0][0] == wire.EXEC:
+            connection.sendall(encode_data(1, 0, b"partial") + EXITED[:-3])
         hang_up(connection, frames)
 
     with pytest.raises(OutcomeUnknown):

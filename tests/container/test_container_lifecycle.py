@@ -184,14 +184,18 @@ async def test_a_command_under_way_ends_with_its_sandbox(box, boxes, until):
 
 
 async def test_a_killed_aether_is_reported_and_ends_the_sandbox(box, boxes, until):
-    task = asyncio.ensure_future(box.sh("sleep 1000"))
-    await until(box.channel.sessions)
+    task = asyncio.ensure_future(box.sh("touch /tmp/up; sleep 1000"))
+    await until(lambda: _exists(box, "/tmp/up"))
     os.kill(aether_pid(box), signal.SIGKILL)
     with pytest.raises(SandboxFailed) as caught:
         await asyncio.wait_for(task, 10)
     assert (caught.value.cause, caught.value.ran) == ("channel-closed", "unknown")
     await until(lambda: "closed" in boxes.kinds(box.spec.sandbox_id))
     await until(lambda: not (box.group() / "cgroup.procs").read_text())
+
+
+async def _exists(box, path):
+    return (await box.sh(f"test -e {path}")).exit_code == 0
 
 
 async def test_a_dead_init_is_reported(box, boxes, until):

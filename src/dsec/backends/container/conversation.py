@@ -18,13 +18,14 @@ from dsec.backends.container.failures import channel_closed, error_from_fields
 from dsec.backends.container.frames import Fields, Frame, FrameDecoder, MalformedFrame, encode_frame
 from libdsec.errors import DSecError, OutcomeUnknown, Overloaded
 
-__all__ = ["Conversation", "RequestConversation", "connect", "listens"]
+__all__ = ["Conversation", "RequestConversation", "connect", "lives"]
 
 CONNECT_SECONDS: Final = 10.0
 SMALL_READ: Final = 32 << 10
 LARGE_READ: Final = 1 << 20
 QUEUE_FRAMES: Final = 64
 MAX_FDS: Final = 4
+PROOF_SECONDS: Final = 2.0
 
 
 async def connect(path: str) -> socket.socket:
@@ -59,18 +60,6 @@ async def connect(path: str) -> socket.socket:
     raise Overloaded(f"aether's backlog on {path} stayed full for {CONNECT_SECONDS:.0f} s")
 
 
-def listens(path: str) -> bool:
-    """Whether somebody accepts connections on `path` now."""
-    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK | socket.SOCK_CLOEXEC) as probe:
-        try:
-            probe.connect(path)
-        except BlockingIOError:
-            return True
-        except OSError:
-            return False
-        return True
-
-
 class Conversation:
     """Base of all conversations. Subclasses get each frame in `_frame` and the end in `_lost`; both run in the event loop.
 
@@ -93,6 +82,7 @@ class Conversation:
         self._reading = True
         self.received_fds: list[int] = []
         self.closed = False
+        self._judging: asyncio.Task[None] | None = None
         loop.add_reader(self._fd, self._readable)
 
     def _frame(self, frame: Frame) -> None:
@@ -131,9 +121,17 @@ class Conversation:
         if self.closed:
             return
         self.close()
-        # A chronus that died alone is not the end of the sandbox: only this command's outcome is lost.
-        error = OutcomeUnknown(f"{what}, but the sandbox lives") if listens(self._path) else channel_closed(what, "unknown")
-        self._lost(error)
+        self._judging = self._loop.create_task(self._judge(what))
+
+    async def _judge(self, what: str) -> None:
+        """A chronus that died alone is not the end of the sandbox: only the outcome is lost. So aether is asked whether it lives.
+
+        That somebody listens proves nothing: a process that is killed closes its descriptors one after the other.
+        """
+        if await lives(self._path):
+            self._lost(OutcomeUnknown(f"{what}, but the sandbox lives"))
+        else:
+            self._lost(channel_closed(what, "unknown"))
 
     def pause_reading(self) -> None:
         if self._reading and not self.closed:
@@ -279,3 +277,26 @@ class RequestConversation(Conversation):
         if answer[0] != expect:
             raise MalformedFrame(f"aether answered kind {kind} with kind {answer[0]}, not {expect}")
         return Fields(answer[2])
+
+
+class _Proof(RequestConversation):
+    """A conversation whose end needs no explanation."""
+
+    def _end(self, what: str) -> None:
+        self.lose(channel_closed(what, "not-run"))
+
+
+async def lives(path: str) -> bool:
+    """Whether an aether answers there."""
+    try:
+        sock = await connect(path)
+    except DSecError:
+        return False
+    proof = _Proof(asyncio.get_running_loop(), sock, path)
+    try:
+        proof.send(encode_frame(wire.HELLO))
+        return (await proof.next(seconds=PROOF_SECONDS))[0] == wire.READY
+    except DSecError:
+        return False
+    finally:
+        proof.close()

@@ -15,10 +15,13 @@ _RAN: Final[tuple[Ran, Ran, Ran]] = ("not-run", "ran", "unknown")
 
 def error_from_fields(fields: Fields) -> DSecError:
     """The typed error of an ERROR frame (or of a FILE_REPLY that carries a CODE)."""
+    code = fields.text(wire.T_CODE, "internal")
     ran = fields.number(wire.T_RAN, 2)
     errno = fields.number(wire.T_ERRNO)
     body = {
-        "code": fields.text(wire.T_CODE, "internal"),
+        "code": code,
+        # Aether still speaks, so it is what it watches over that is gone.
+        "cause": "init-died" if code == SandboxFailed.code else None,
         "message": fields.text(wire.T_MESSAGE, "aether gave no reason"),
         "ran": _RAN[ran] if 0 <= ran <= 2 else "unknown",
         "field": fields.text(wire.T_FIELD) or None,

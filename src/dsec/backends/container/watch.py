@@ -9,7 +9,7 @@ from typing import Final
 
 from dsec.backends.container import wire
 from dsec.backends.container.conversation import Conversation
-from dsec.backends.container.failures import error_from_fields
+from dsec.backends.container.failures import channel_closed, error_from_fields
 from dsec.backends.container.frames import Fields, Frame, MalformedFrame
 from dsec.backends.container.requests import live_session
 from dsec.backends.protocol import ChannelEvent, LiveSession
@@ -56,6 +56,9 @@ class Watch(Conversation):
             self._lost(error)
         else:
             raise MalformedFrame(f"kind {kind} has no place on a watch connection")
+
+    def _end(self, what: str) -> None:
+        self.lose(channel_closed(what, "unknown"))
 
     def _lost(self, error: DSecError) -> None:
         for future in (self.ready, self.sessions):
