@@ -8,6 +8,7 @@ import subprocess
 import tempfile
 from pathlib import Path
 
+from benchmarks.host import memory_folder
 from benchmarks.measure import Block
 from benchmarks.peers import PeerUnavailable
 
@@ -32,7 +33,7 @@ class Floor:
             raise PeerUnavailable(f"cc: {built.stderr[-300:]}")
 
     async def _run(self, mode: str, *options: str) -> Block:
-        with tempfile.TemporaryDirectory(prefix="floor-", dir=self._folder) as scratch:
+        with tempfile.TemporaryDirectory(prefix="dsec-bench-floor-", dir=memory_folder(self._folder)) as scratch:
             argv = [str(self._program), *options, mode, str(self._tree), scratch]
             done = await asyncio.to_thread(
                 subprocess.run, argv, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False, timeout=300

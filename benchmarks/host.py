@@ -8,6 +8,7 @@ import hashlib
 import os
 import platform
 import shlex
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterable
@@ -23,6 +24,7 @@ __all__ = [
     "descriptor_count",
     "kernel_memory_bytes",
     "meminfo",
+    "memory_folder",
     "mounts_below",
     "network_namespaces",
     "peak_rss_bytes",
@@ -169,11 +171,28 @@ def descriptor_count(pid: int, *, except_socket: Path | None = None) -> int:
     return count
 
 
+def memory_folder(fallback: Path, room_bytes: int = 1 << 20) -> Path:
+    """A folder in memory with that much room, else `fallback`: ext4 makes new inodes slowly where many were deleted seconds ago."""
+    for folder in (Path("/run"), Path("/dev/shm")):
+        if os.access(folder, os.W_OK) and _is_tmpfs(folder) and shutil.disk_usage(folder).free > room_bytes < meminfo()["MemAvailable"]:
+            return folder
+    return fallback
+
+
+def _is_tmpfs(folder: Path) -> bool:
+    points = {fields[4]: line.partition(" - ")[2].split()[0] for line in _mountinfo() if (fields := line.split())}
+    return points.get(str(folder)) == "tmpfs"
+
+
+def _mountinfo() -> list[str]:
+    return Path("/proc/self/mountinfo").read_text().splitlines()
+
+
 def mounts_below(*folders: Path) -> int:
     """Mounts in our own mount namespace at or below any of the folders."""
     prefixes = tuple(str(folder.resolve()) for folder in folders)
     count = 0
-    for line in Path("/proc/self/mountinfo").read_text().splitlines():
+    for line in _mountinfo():
         point = line.split()[4]
         count += any(point == prefix or point.startswith(prefix + "/") for prefix in prefixes)
     return count
@@ -199,7 +218,7 @@ def cgroups_of(run: Path) -> int:
 
 def unmount_below(folder: Path) -> None:
     """Let go of every mount below `folder`, the innermost first."""
-    points = [line.split()[4] for line in Path("/proc/self/mountinfo").read_text().splitlines()]
+    points = [line.split()[4] for line in _mountinfo()]
     for point in sorted((p for p in points if p.startswith(f"{folder}/")), reverse=True):
         subprocess.run(["umount", "-l", point], check=False, stderr=subprocess.DEVNULL)
 

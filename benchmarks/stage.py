@@ -19,7 +19,7 @@ import uvloop
 
 from benchmarks.daemon import Daemon
 from benchmarks.floor import Floor
-from benchmarks.host import describe_run
+from benchmarks.host import describe_run, memory_folder
 from benchmarks.peers import PEERS, Peer, PeerUnavailable
 from benchmarks.report import print_document
 from benchmarks.root import Root, shared_root
@@ -68,7 +68,7 @@ async def open_stage(peers: str = "", *, profiled: bool = False) -> AsyncIterato
     async with contextlib.AsyncExitStack() as stack:
         folder = Path(tempfile.mkdtemp(prefix="dsec-bench-", dir="/var/tmp"))
         stack.callback(shutil.rmtree, folder, ignore_errors=True)
-        run = Path(tempfile.mkdtemp(prefix="dsec-bench-", dir="/run"))
+        run = Path(tempfile.mkdtemp(prefix="dsec-bench-", dir=memory_folder(Path("/run"))))
         stack.callback(shutil.rmtree, run, ignore_errors=True)
         root = stack.enter_context(shared_root(folder))
         daemon = Daemon(folder, run, root.store, profiled=profiled)

@@ -10,7 +10,6 @@ import argparse
 import asyncio
 import contextlib
 import resource
-import shutil
 import statistics
 import subprocess
 import tempfile
@@ -21,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.budgets import at_least, at_most
-from benchmarks.host import meminfo
+from benchmarks.host import memory_folder
 from benchmarks.measure import Block, Series, run_block, run_rounds
 from benchmarks.peers.base import drain_command
 from benchmarks.stage import Stage, arguments, main, open_stage
@@ -44,9 +43,7 @@ def writer(size: int, *, source: str = "/dev/zero", target: Path | None = None) 
 @contextlib.contextmanager
 def _client_folder(stage: Stage, size: int) -> Iterator[Path]:
     """Where the client's side of the files is: in memory where there is room, so that its disk is not what is measured."""
-    memory = Path("/dev/shm")
-    roomy = memory.is_dir() and shutil.disk_usage(memory).free > 4 * size and meminfo()["MemAvailable"] > 6 * size
-    with tempfile.TemporaryDirectory(prefix="dsec-bench-", dir=memory if roomy else stage.folder) as folder:
+    with tempfile.TemporaryDirectory(prefix="dsec-bench-", dir=memory_folder(stage.folder, 4 * size)) as folder:
         yield Path(folder)
 
 
