@@ -28,6 +28,9 @@ if TYPE_CHECKING:
 
 __all__ = ["Sandbox"]
 
+_HOLD_SECONDS = 2
+"""How long the output of a started process waits for output() before some of it may be dropped."""
+
 
 class Sandbox:
     """A sandbox. `async with` stops it at the end, also on an error or a cancellation.
@@ -161,7 +164,8 @@ class Sandbox:
         request.rows = rows
         request.cols = cols
         # An id runs once at most, so a repeated request is answered with the first one's process.
-        info = await self._api.call("POST", self._path + "/processes", ProcessInfo, body=request, idempotent=True)
+        query = None if background else {"hold": _HOLD_SECONDS}
+        info = await self._api.call("POST", self._path + "/processes", ProcessInfo, body=request, query=query, idempotent=True)
         return Process(self._api, self._path, info)
 
     async def process(self, op_id: str) -> Process:

@@ -93,12 +93,19 @@ class ProcessStream:
         self._owed = {1: -waiting[1], 2: -waiting[2]}
 
     async def _read(self) -> None:
+        progress = -1
         try:
             while self.result is None:
                 try:
                     await self._read_messages()
                 except ConnectionFailed as error:
                     await self._reconnect(error)
+                except OutcomeUnknown as error:
+                    # The server lost its own end, or dropped us for standing still. What was kept can be had from where we are.
+                    if sum(self._offsets.values()) == progress:
+                        raise
+                    progress = sum(self._offsets.values())
+                    await self._reconnect(ConnectionFailed(error.message, ran="unknown", cause=error.cause))
         except DSecError as error:
             self._failure = error
         finally:

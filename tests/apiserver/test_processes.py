@@ -197,3 +197,30 @@ async def test_more_input_than_granted_is_refused(served, sandbox):
             await gathered(stream)
     assert caught.value.field == "stdin"
     await process.kill()
+
+
+async def test_a_started_process_keeps_its_output_for_who_comes_at_once(served, sandbox):
+    process = await sandbox.start(["cat"], open_stdin=True)
+    (held,) = served.edge.attachments
+    assert (held.credit[1], held.closed) == (0, False)
+    await process.write_stdin(b"x")
+    assert served.edge.attachments == [held]
+    await process.close_stdin()
+    assert await gathered(process.output()) == (b"x", b"")
+    await process.aclose()
+    await until(lambda: held.closed)
+
+
+async def test_who_waits_for_the_result_needs_no_stream(served, sandbox):
+    process = await sandbox.start(["sleep", "0.1"])
+    assert (await process.wait()).ok
+    await until(lambda: served.edge.attachments[0].closed)
+    await sandbox.start(["sleep", "0.1"], background=True)
+    assert len(served.edge.attachments) == 1
+
+
+async def test_a_hold_has_an_end(served, sandbox, monkeypatch):
+    monkeypatch.setattr("libdsec.sandbox._HOLD_SECONDS", 0.05)
+    process = await sandbox.start(["sleep", "100"])
+    await until(lambda: served.edge.attachments[0].closed)
+    await process.kill()

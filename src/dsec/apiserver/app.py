@@ -14,6 +14,7 @@ from dsec.apiserver.abandon import CancelAbandoned
 from dsec.apiserver.auth import RequireToken
 from dsec.apiserver.contract import EdgeApi
 from dsec.apiserver.failures import answer_error
+from dsec.apiserver.holds import Holds
 from dsec.apiserver.metrics import Measure, Metrics
 from dsec.apiserver.routes import environments, files, node, ports, processes, sandboxes, sessions, streams, tree
 from dsec.apiserver.wire import WireRequest, WireResponse
@@ -39,11 +40,11 @@ ROUTES = [
 ]
 
 
-def create_litestar(edge: EdgeApi, metrics: Metrics | None = None) -> Litestar:
+def create_litestar(edge: EdgeApi, metrics: Metrics | None = None, holds: Holds | None = None) -> Litestar:
     """Litestar with all routes, bare: no authentication, no measuring, no cancelling. OpenAPI at /schema/openapi.json."""
     return Litestar(
         route_handlers=ROUTES,
-        state=State({"edge": edge, "metrics": metrics or Metrics()}),
+        state=State({"edge": edge, "metrics": metrics or Metrics(), "holds": holds or Holds()}),
         request_class=WireRequest,
         response_class=WireResponse,
         exception_handlers={Exception: answer_error},
@@ -59,8 +60,8 @@ def create_litestar(edge: EdgeApi, metrics: Metrics | None = None) -> Litestar:
     )
 
 
-def create_app(edge: EdgeApi, token: str | None = None) -> ASGIApp:
+def create_app(edge: EdgeApi, token: str | None = None, holds: Holds | None = None) -> ASGIApp:
     """The complete ASGI application. With `token`, every request but health must carry it."""
     metrics = Metrics()
-    app: ASGIApp = Measure(CancelAbandoned(create_litestar(edge, metrics)), metrics)
+    app: ASGIApp = Measure(CancelAbandoned(create_litestar(edge, metrics, holds)), metrics)
     return RequireToken(app, token) if token is not None else app

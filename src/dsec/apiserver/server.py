@@ -21,6 +21,7 @@ from uvicorn.server import ServerState
 from dsec.apiserver.app import create_app
 from dsec.apiserver.auth import RequireToken
 from dsec.apiserver.contract import EdgeApi
+from dsec.apiserver.holds import Holds
 from dsec.apiserver.sockets import bind_tcp, bind_unix, unlink_own
 from libdsec.errors import InvalidArgument
 
@@ -107,12 +108,13 @@ class ApiServer:
         self._grace = grace_seconds
         self._listeners: list[_Listener] = []
         self._identity = (0, 0)
+        self._holds = Holds()
         self.tcp_port: int | None = None
 
     async def start(self) -> None:
         """Bind and accept. On failure nothing stays bound."""
         # Litestar takes its time to work out all signatures, and the edge's loop has sandboxes to look after.
-        app = await asyncio.to_thread(create_app, self._edge)
+        app = await asyncio.to_thread(create_app, self._edge, None, self._holds)
         try:
             if self._unix_path is not None:
                 listener = bind_unix(self._unix_path)
@@ -137,6 +139,7 @@ class ApiServer:
         if self._unix_path is not None and listeners:
             unlink_own(self._unix_path, self._identity)
         await asyncio.gather(*(each.aclose(self._grace) for each in listeners))
+        await self._holds.aclose()
 
     async def __aenter__(self) -> ApiServer:
         await self.start()

@@ -7,7 +7,8 @@ from typing import Annotated
 from litestar import get, post
 from litestar.params import FromPath, JSONBody, QueryParameter
 
-from dsec.apiserver.state import edge_of, metrics_of
+from dsec.apiserver.holds import HOLD_SECONDS_MOST
+from dsec.apiserver.state import edge_of, holds_of, metrics_of
 from dsec.apiserver.wire import WireRequest
 from libdsec.errors import DSecError
 from libdsec.schema import ExecRequest, ExecResult, ProcessInfo, SignalRequest, StreamOutput
@@ -19,6 +20,7 @@ MAX_WAIT_SECONDS = 3600.0
 OutputStream = Annotated[int, QueryParameter(ge=1, le=2, description="1 is stdout, 2 is stderr.")]
 OutputOffset = Annotated[int, QueryParameter(ge=0)]
 OutputLimit = Annotated[int, QueryParameter(ge=1, le=16 << 20)]
+HoldSeconds = Annotated[float, QueryParameter(ge=0, le=HOLD_SECONDS_MOST)]
 WaitSeconds = Annotated[float, QueryParameter(ge=0, le=MAX_WAIT_SECONDS)]
 
 
@@ -42,8 +44,10 @@ async def list_processes(request: WireRequest, sandbox_id: FromPath[str]) -> lis
 
 
 @post(_AT + "/processes", tags=["processes"])
-async def start_process(request: WireRequest, sandbox_id: FromPath[str], data: JSONBody[ExecRequest]) -> ProcessInfo:
-    """Start a command and answer at once."""
+async def start_process(
+    request: WireRequest, sandbox_id: FromPath[str], data: JSONBody[ExecRequest], hold: HoldSeconds = 0.0
+) -> ProcessInfo:
+    """Start a command and answer at once. For `hold` seconds its output waits for a stream to be opened, and none is dropped."""
     execs = metrics_of(request).execs
     try:
         started = await edge_of(request).start(sandbox_id, data)
@@ -51,6 +55,8 @@ async def start_process(request: WireRequest, sandbox_id: FromPath[str], data: J
         execs.labels(error.code).inc()
         raise
     execs.labels("started").inc()
+    if hold > 0 and started.state == "running":
+        await holds_of(request).keep(edge_of(request), sandbox_id, started.op_id, hold)
     return started
 
 
@@ -68,6 +74,9 @@ async def get_result(
     wait: WaitSeconds = 0.0,
 ) -> ExecResult:
     """The recorded result with the kept output; waits up to `wait` seconds. Conflict with cause `running` where it has not ended."""
+    if wait > 0:
+        # Who waits for the result does not come for the stream, and a full stream would hold the process up.
+        holds_of(request).release(sandbox_id, op_id)
     return await edge_of(request).result(sandbox_id, op_id, wait)
 
 

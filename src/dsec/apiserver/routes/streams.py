@@ -13,7 +13,7 @@ from litestar.params import FromPath
 
 from dsec.apiserver.channels import Gone, WireSocket, accept, close_with, receive, run_until_first, send
 from dsec.apiserver.failures import typed_error
-from dsec.apiserver.state import edge_of
+from dsec.apiserver.state import edge_of, holds_of
 from dsec.backends.protocol import Attachment, OutputChunk, StreamEnd
 from libdsec import streaming
 from libdsec.errors import Conflict, InvalidArgument
@@ -36,8 +36,14 @@ async def stream_process(socket: WireSocket, sandbox_id: FromPath[str], op_id: F
             query = parse_qs(socket.scope["query_string"].decode("latin-1"))
             offsets = (_number(query, "stdout_offset", 0, 1 << 62), _number(query, "stderr_offset", 0, 1 << 62))
             credit = _number(query, "credit", streaming.DEFAULT_CREDIT, CREDIT_MAX)
-            attachment = await edge_of(socket).attach(sandbox_id, op_id, stdout_offset=offsets[0], stderr_offset=offsets[1], credit=credit)
+            held = holds_of(socket).take(sandbox_id, op_id) if offsets == (0, 0) else None
+            attachment = held or await edge_of(socket).attach(
+                sandbox_id, op_id, stdout_offset=offsets[0], stderr_offset=offsets[1], credit=credit
+            )
             try:
+                if held is not None and credit:
+                    for stream in (1, 2):
+                        await held.consumed(stream, credit)
                 commands = _Commands(socket, attachment)
                 await run_until_first(_send_output(socket, attachment), commands.read(), commands.feed_stdin())
             finally:
