@@ -115,6 +115,9 @@ async def test_what_was_refused_before_it_ran_leaves_its_id_free(edge, sandbox):
     with pytest.raises(InvalidArgument) as raised:
         await edge.exec(sandbox, sh("bad", op_id="a"))
     assert raised.value.ran == "not-run"
+    await recorded(edge)
+    with pytest.raises(InvalidArgument):
+        await edge.exec(sandbox, sh("bad", op_id="a"))
     assert (await edge.exec(sandbox, sh("exit 3", op_id="a"))).exit_code == 3
     await recorded(edge)
     assert [process.op_id for process in await edge.processes(sandbox)] == ["a"]

@@ -96,6 +96,18 @@ async def test_a_forgotten_operation_may_come_again(journal):
     assert journal.op("sb-1", "a") is None
 
 
+async def test_a_forgotten_operation_is_gone_before_the_commit_too(journal):
+    journal.put_op(op("a", 1))
+    await journal.flush()
+    journal.forget_op("sb-1", "a")
+    assert journal.op("sb-1", "a") is None
+    await journal.flush()
+    assert journal.op("sb-1", "a") is None
+    journal.put_op(op("a", 2))
+    await journal.flush()
+    assert journal.op("sb-1", "a").seq == 2
+
+
 async def test_those_who_flush_together_share_a_commit(journal, monkeypatch):
     commits = []
     done = journal._done

@@ -24,7 +24,7 @@ from dsec.edge.sandbox import Sandbox
 from dsec.edge.settings import EdgeSettings
 from dsec.edge.timers import Timers
 from dsec.trajectory import Journal
-from libdsec.errors import DSecError, NotFound, SandboxFailed
+from libdsec.errors import DSecError, NotFound, Ran, SandboxFailed
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -215,15 +215,13 @@ class Core:
         finally:
             self.end_activity(sandbox)
 
-    def ended(self, sandbox: Sandbox, *, ran: bool) -> SandboxFailed:
+    def ended(self, sandbox: Sandbox, *, ran: Ran) -> SandboxFailed:
         """What a command is told that the end of its sandbox overtook."""
         status = sandbox.status
         if status.state == "failed":
             detail = f": {status.detail}" if status.detail else ""
-            return SandboxFailed(f"the sandbox failed ({status.cause}){detail}", cause=status.cause, ran="unknown" if ran else "not-run")
-        return SandboxFailed(
-            f"the sandbox was stopped ({status.stop_reason}) while the command ran", cause="stopped", ran="unknown" if ran else "not-run"
-        )
+            return SandboxFailed(f"the sandbox failed ({status.cause}){detail}", cause=status.cause, ran=ran)
+        return SandboxFailed(f"the sandbox was stopped ({status.stop_reason}) meanwhile", cause="stopped", ran=ran)
 
     async def in_thread(self, function: Callable[..., T], *args: Any) -> T:
         """Run a blocking call in the edge's own small pool."""

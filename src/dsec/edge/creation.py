@@ -199,7 +199,7 @@ class Creation:
     def _why(self, sandbox: Sandbox) -> DSecError:
         if sandbox.error is None and sandbox.status.state == "creating":
             return Overloaded("this node is shutting down", cause="draining")
-        return sandbox.error or self._core.ended(sandbox, ran=False)
+        return sandbox.error or self._core.ended(sandbox, ran="not-run")
 
 
 def _cause(error: DSecError) -> FailureCause:

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import signal
+from collections.abc import Coroutine
 from functools import partial
+from typing import Any
 
 import msgspec
 import structlog
@@ -24,6 +27,8 @@ from libdsec.schema import ExecRequest, ExecResult, ProcessInfo, SignalRequest, 
 __all__ = ["Operations"]
 
 log = structlog.get_logger("dsec.edge")
+ENDING = ("stopping", "stopped", "failed")
+EVENT_SECONDS = 0.05
 CAUSE_SECONDS = 1.0
 """How long a broken conversation waits to hear whether, and why, its sandbox is gone."""
 
@@ -49,21 +54,28 @@ class Operations:
             sandbox = core.living(sandbox_id)
         channel = sandbox.channel
         if sandbox.machine.status.state != "running" or channel is None:
-            channel = await core.usable(sandbox)
-            if request.op_id is not None and request.op_id in sandbox.ops:
-                return await self.exec(sandbox_id, request)
+            await core.usable(sandbox)
+            # From the start: meanwhile the same id may have run.
+            return await self.exec(sandbox_id, request)
         op = self.begin(sandbox, request.op_id or new_op_id(), blob, background=request.background)
+        return await self.attend(sandbox, op, channel.exec(op.op_id, request))
+
+    async def attend(self, sandbox: Sandbox, op: Operation, call: Coroutine[Any, Any, ExecResult]) -> ExecResult:
+        """Wait for a call of the channel that brings the operation's end, and record it."""
         op.attended = True
         try:
-            result = await channel.exec(op.op_id, request)
-        except asyncio.CancelledError:
-            self.leave(sandbox, op)
-            raise
+            result = await call
         except DSecError as error:
             raise await self.broken(sandbox, op, error) from error
+        except BaseException:
+            self.leave(sandbox, op)
+            raise
         self.finish(sandbox, op, result)
-        if core.journal.congested:
-            await core.journal.drain()
+        if self._core.journal.congested:
+            await self._core.journal.drain()
+        if result.signal == signal.SIGKILL and not (result.timed_out or result.oom) and await self._was_its_end(sandbox):
+            # What it wrote is on record, but it is the sandbox's end that the caller must hear of.
+            raise self._core.ended(sandbox, ran="ran")
         return result
 
     async def start(self, sandbox_id: str, request: ExecRequest) -> ProcessInfo:
@@ -77,18 +89,19 @@ class Operations:
                 core.counters["operations_replayed"] += 1
                 return known
         sandbox = core.living(sandbox_id)
-        channel = await core.usable(sandbox)
-        if request.op_id is not None and request.op_id in sandbox.ops:
+        channel = sandbox.channel
+        if sandbox.machine.status.state != "running" or channel is None:
+            await core.usable(sandbox)
             return await self.start(sandbox_id, request)
         op = self.begin(sandbox, request.op_id or new_op_id(), blob, background=request.background)
         op.attended = True
         try:
             live = await channel.start(op.op_id, request)
-        except asyncio.CancelledError:
-            self.leave(sandbox, op)
-            raise
         except DSecError as error:
             raise await self.broken(sandbox, op, error) from error
+        except BaseException:
+            self.leave(sandbox, op)
+            raise
         op.pid = live.pid
         self.leave(sandbox, op)
         return process_info(op.row(sandbox_id), op.pid)
@@ -247,26 +260,36 @@ class Operations:
 
     async def broken(self, sandbox: Sandbox, op: Operation, error: DSecError) -> DSecError:
         """What the caller of a conversation that failed is told; the record says the same."""
+        gone = isinstance(error, SandboxFailed | OutcomeUnknown) and await self._ending(sandbox, op)
         if error.ran == "not-run":
+            refusal = self._core.ended(sandbox, ran="not-run") if gone else error
             op.state = "lost"
-            op.outcome = error
+            op.outcome = refusal
             self._core.journal.forget_op(sandbox.id, op.op_id)
             self._forget(sandbox, op)
             self._end(sandbox, op)
-            return error
+            return refusal
+        if gone:
+            return self._core.ended(sandbox, ran="unknown")
+        self.leave(sandbox, op)
         if not isinstance(error, SandboxFailed | OutcomeUnknown):
-            self.leave(sandbox, op)
             return error
-        # The channel broke. The event that says why comes on another connection.
+        return OutcomeUnknown(f"the conversation with the command broke: {error.message}", cause="conversation-broken")
+
+    async def _was_its_end(self, sandbox: Sandbox) -> bool:
+        """Whether what was killed was killed with its sandbox: that event may be some milliseconds behind."""
+        if sandbox.status.state == "running":
+            await asyncio.wait([sandbox.changed()], timeout=EVENT_SECONDS)
+        return sandbox.status.state in ENDING
+
+    async def _ending(self, sandbox: Sandbox, op: Operation) -> bool:
+        """Whether the sandbox is at its end. A conversation breaks first; the event that says why comes on another connection."""
         deadline = asyncio.get_running_loop().time() + CAUSE_SECONDS
         while sandbox.status.state not in ("failed", "stopped") and op.state == "running":
             left = deadline - asyncio.get_running_loop().time()
             if left <= 0 or not (await asyncio.wait([sandbox.changed()], timeout=left))[0]:
                 break
-        if sandbox.status.state in ("failed", "stopping", "stopped"):
-            return self._core.ended(sandbox, ran=True)
-        self.leave(sandbox, op)
-        return OutcomeUnknown(f"the conversation with the command broke: {error.message}", cause="conversation-broken")
+        return sandbox.status.state in ENDING
 
     # -- repeated ids
 
@@ -367,7 +390,7 @@ class Operations:
         """The sandbox is gone: what ran in it has no result."""
         for op in list(sandbox.ops.values()):
             if op.state == "running":
-                self.lose(sandbox, op, self._core.ended(sandbox, ran=True))
+                self.lose(sandbox, op, self._core.ended(sandbox, ran="unknown"))
 
 
 def _same(first: bytes, second: bytes, op_id: str) -> None:

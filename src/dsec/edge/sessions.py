@@ -68,16 +68,7 @@ class Sessions:
         channel = await self._core.usable(sandbox)
         self._open(sandbox, session_id)
         op = operations.begin(sandbox, request.op_id or new_op_id(), blob, background=False, session_id=session_id)
-        op.attended = True
-        try:
-            result = await channel.run_in_session(session_id, op.op_id, request)
-        except asyncio.CancelledError:
-            operations.leave(sandbox, op)
-            raise
-        except DSecError as error:
-            raise await operations.broken(sandbox, op, error) from error
-        operations.finish(sandbox, op, result)
-        return result
+        return await operations.attend(sandbox, op, channel.run_in_session(session_id, op.op_id, request))
 
     async def close_session(self, sandbox_id: str, session_id: str) -> None:
         """See Edge.close_session."""

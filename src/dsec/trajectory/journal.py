@@ -58,6 +58,8 @@ class Journal:
         self._soon = False
         self._unwritten_bytes = 0
         self._drained: asyncio.Event | None = None
+        self._forgotten: set[tuple[str, str]] = set()
+        """Operations that are forgotten, but in the file still."""
         self._growth: tuple[int, asyncio.Event] | None = None
         self.grown_bytes = 0
         """Output written since `grown` last returned."""
@@ -107,6 +109,8 @@ class Journal:
         """An operation begins or ends; `committed` is called in the loop once the row is safe."""
         batch = self._batch
         batch.ops[row.sandbox_id, row.op_id] = row
+        if self._forgotten:
+            self._forgotten.discard((row.sandbox_id, row.op_id))
         if row.stdout is not None:
             size = len(row.stdout) + len(row.stderr or b"")
             batch.payload_bytes += size + ROW_BYTES
@@ -119,6 +123,7 @@ class Journal:
         """It was refused before it ran: the id is free again."""
         self._batch.ops.pop((sandbox_id, op_id), None)
         self._batch.deleted_ops.add((sandbox_id, op_id))
+        self._forgotten.add((sandbox_id, op_id))
         self._schedule()
 
     def put_session(self, row: SessionRow) -> None:
@@ -200,6 +205,7 @@ class Journal:
 
     def _done(self, batch: Batch) -> None:
         self.failure = None
+        self._forgotten -= batch.deleted_ops - self._batch.deleted_ops
         self.grown_bytes += batch.payload_bytes
         if self._growth is not None and self.grown_bytes >= self._growth[0]:
             self._growth[1].set()
@@ -237,6 +243,8 @@ class Journal:
 
     def op(self, sandbox_id: str, op_id: str) -> OpRow | None:
         """One operation without its output, or None."""
+        if (sandbox_id, op_id) in self._forgotten:
+            return None
         row = self._reader.execute(f"SELECT {rows.OP_COLUMNS} FROM ops WHERE sandbox_id=? AND op_id=?", (sandbox_id, op_id)).fetchone()
         return None if row is None else OpRow(*row)
 
