@@ -29,14 +29,14 @@ class Launcher:
         self._log = log
         self._group = group
         self._sock: socket.socket | None = None
-        self._pid = 0
+        self._pids: list[int] = []
         self.starts = 0
         self._lock = asyncio.Lock()
 
     @property
     def pid(self) -> int:
-        """0 while it does not run."""
-        return self._pid
+        """Of the one started last; 0 if there is none."""
+        return self._pids[-1] if self._pids else 0
 
     def died(self) -> bool:
         """Whether it is gone, and with it perhaps a LAUNCH that it had not read. The next launch starts another."""
@@ -100,7 +100,7 @@ class Launcher:
                     log = os.open(self._log, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
                     undo_files.append(log)
                     # setsid: a Ctrl-C at edge's terminal is not for the sandboxes. posix_spawn: no copy of edge's page tables.
-                    self._pid = os.posix_spawn(
+                    pid = os.posix_spawn(
                         self._binary,
                         [str(self._binary), "launcher"],
                         {"PATH": "/usr/sbin:/usr/bin:/sbin:/bin", "LANG": "C.UTF-8"},
@@ -113,12 +113,13 @@ class Launcher:
                         setsid=True,
                         setsigmask=[],
                     )
+                    self._pids.append(pid)
                 finally:
                     for fd in undo_files:
                         os.close(fd)
             if self._group is not None:
                 with contextlib.suppress(OSError):
-                    Path(self._group, "cgroup.procs").write_text(str(self._pid))
+                    Path(self._group, "cgroup.procs").write_text(str(pid))
             undo.pop_all()
         self._sock = ours
         self.starts += 1
@@ -130,15 +131,15 @@ class Launcher:
         self._reap()
 
     def _reap(self) -> bool:
-        if not self._pid:
-            return True
-        try:
-            done, _ = os.waitpid(self._pid, os.WNOHANG)
-        except ChildProcessError:
-            done = self._pid
-        if done:
-            self._pid = 0
-        return bool(done)
+        """Whether all have ended. One that was let go may take a moment, so those before the last are kept in mind too."""
+        for pid in list(self._pids):
+            try:
+                done, _ = os.waitpid(pid, os.WNOHANG)
+            except ChildProcessError:
+                done = pid
+            if done:
+                self._pids.remove(pid)
+        return not self._pids
 
     async def aclose(self) -> None:
         """End it, by closing its socket. Its aethers stay."""
@@ -149,7 +150,7 @@ class Launcher:
             deadline = asyncio.get_running_loop().time() + EXIT_SECONDS
             while not self._reap():
                 if asyncio.get_running_loop().time() > deadline:
-                    raise DSecError(f"launcher {self._pid} does not exit", ran="ran")
+                    raise DSecError(f"launchers {self._pids} do not exit", ran="ran")
                 await asyncio.sleep(0.002)
 
 
