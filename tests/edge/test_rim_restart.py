@@ -301,3 +301,16 @@ async def test_who_was_told_that_it_is_paused_finds_it_paused(node, edge, sandbo
     edge = await node.open()
     assert (await edge.get(sandbox)).state == "paused"
     assert node.host.guests[sandbox].paused
+
+
+async def test_an_edge_that_cannot_open_lets_go_of_everything(node):
+    edge = node.edge()
+
+    async def broken():
+        raise OSError(5, "Input/output error")
+
+    node.backend.owned = broken
+    with pytest.raises(OSError, match="Input/output"):
+        await edge.open()
+    await node.close(edge)
+    assert (await (await node.open()).node_info()).state == "serving"

@@ -8,7 +8,7 @@ import platform
 import re
 import time
 from collections.abc import Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, AsyncExitStack
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
@@ -91,29 +91,36 @@ class Edge:
         self._sweep = Sweep(core, self._operations)
         self._sweeping: list[asyncio.Task[None]] = []
         self._started_at = 0.0
+        self._open = False
 
     # -- the node
 
     async def open(self) -> None:
         """Lock the run folder, take up what lives, remove what nobody knows. Conflict where another edge runs here."""
         core = self._core
-        self._lock.acquire()
-        try:
+        async with AsyncExitStack() as on_failure:
+            self._lock.acquire()
+            on_failure.callback(self._lock.release)
             raise_fd_limit()
             await core.journal.open()
+            on_failure.push_async_callback(core.journal.aclose)
             for backend in core.backends.values():
                 await backend.open(core.on_backend_event)
+                on_failure.push_async_callback(backend.aclose)
+            on_failure.push_async_callback(core.settle_tasks)
             await self._recovery.recover()
             await self._sweep.remove_unknown()
-        except BaseException:
-            self._lock.release()
-            raise
+            on_failure.pop_all()
+        self._open = True
         self._sweeping = [core.spawn(self._sweep.run()), core.spawn(self._sweep.prune_as_it_grows())]
         self._started_at = time.time()
 
     async def aclose(self) -> None:
         """Finish what is under way, write what is pending, let go. No sandbox ends."""
         core = self._core
+        if not self._open:
+            return
+        self._open = False
         core.draining = True
         core.timers.close()
         for task in self._sweeping:
