@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import codecs
+import contextlib
 from collections.abc import AsyncGenerator
 from typing import TYPE_CHECKING
 
 from libdsec import streaming
 from libdsec.api import Api, segment
+from libdsec.errors import Conflict, NotFound, SandboxFailed
 from libdsec.schema import ExecResult, ProcessInfo, SignalRequest, StreamOutput
 from libdsec.shielding import finish
 from libdsec.signals import signal_number
@@ -51,8 +53,10 @@ class Process:
 
     async def _end(self) -> None:
         try:
-            if (await self.info()).state == "running":
-                await self.kill()
+            # It may end, or go with its sandbox, while it is being asked about.
+            with contextlib.suppress(Conflict, NotFound, SandboxFailed):
+                if (await self.info()).state == "running":
+                    await self.kill()
         finally:
             await self.aclose()
 
