@@ -152,6 +152,16 @@ async def test_it_is_congested_by_unwritten_output(journal, monkeypatch):
     assert journal.op("sb-1", "a") is not None
 
 
+@pytest.mark.parametrize("limit", ["CHECKPOINT_BYTES", "WAL_LIMIT_BYTES"])
+async def test_what_was_committed_reaches_the_database_file(journal, monkeypatch, limit):
+    monkeypatch.setattr("dsec.trajectory.journal.CHECKPOINT_BYTES", 100_000)
+    monkeypatch.setattr(f"dsec.trajectory.journal.{limit}", 100_000)
+    for number in range(40):
+        journal.put_op(op(f"op-{number}", number, "exited", b"x" * 50_000))
+        await journal.flush()
+    await until(lambda: journal.path.stat().st_size > 1_000_000)
+
+
 async def test_a_foreign_schema_is_refused(tmp_path):
     with sqlite3.connect(tmp_path / "edge.db") as db:
         db.execute("CREATE TABLE meta (name TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID")

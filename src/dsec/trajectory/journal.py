@@ -8,6 +8,8 @@ write to the page cache: it survives the death of the process, and a power cut t
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import os
 import queue
 import sqlite3
 import threading
@@ -24,7 +26,9 @@ __all__ = ["Journal"]
 
 GROUP_SECONDS = 0.004
 RETRY_SECONDS = 1.0
-CHECKPOINT_PAGES = 4000
+CHECKPOINT_BYTES = 8 << 20
+WAL_LIMIT_BYTES = 512 << 20
+"""Where checkpoints beside the writer could not keep up, the writer waits for a whole one."""
 PENDING_LIMIT_BYTES = 256 << 20
 ROW_BYTES = 2048
 """What an operation costs in memory besides its output, about."""
@@ -42,7 +46,7 @@ def connect(path: Path, *, read_only: bool = False) -> sqlite3.Connection:
     else:
         db.execute("PRAGMA journal_mode=WAL")
         db.execute("PRAGMA synchronous=NORMAL")
-        db.execute(f"PRAGMA wal_autocheckpoint={CHECKPOINT_PAGES}")
+        db.execute("PRAGMA wal_autocheckpoint=0")
         db.execute("PRAGMA temp_store=MEMORY")
     return db
 
@@ -54,6 +58,8 @@ class Journal:
         self.path = path
         self._batch = Batch()
         self._inbox: queue.SimpleQueue[Batch | Job | None] = queue.SimpleQueue()
+        self._checkpoints: queue.SimpleQueue[bool] = queue.SimpleQueue()
+        self._since_checkpoint = 0
         self._timer: asyncio.TimerHandle | None = None
         self._soon = False
         self._unwritten_bytes = 0
@@ -72,6 +78,8 @@ class Journal:
         self._writer, self._reader = await asyncio.to_thread(self._prepare)
         self._thread = threading.Thread(target=self._run, name="dsec-journal", daemon=True)
         self._thread.start()
+        self._checkpointer = threading.Thread(target=self._checkpoint, name="dsec-checkpoint", daemon=True)
+        self._checkpointer.start()
 
     def _prepare(self) -> tuple[sqlite3.Connection, sqlite3.Connection]:
         self.path.parent.mkdir(parents=True, exist_ok=True)
@@ -90,6 +98,8 @@ class Journal:
         await self.flush()
         self._inbox.put(None)
         await asyncio.to_thread(self._thread.join)
+        self._checkpoints.put(False)
+        await asyncio.to_thread(self._checkpointer.join)
         self._reader.close()
         self._writer.close()
 
@@ -197,6 +207,28 @@ class Journal:
                 self._report(self._failed, item, error)
             else:
                 self._report(self._done, item)
+                with contextlib.suppress(sqlite3.Error, OSError):
+                    self._ask_for_checkpoint(item)
+
+    def _ask_for_checkpoint(self, batch: Batch) -> None:
+        self._since_checkpoint += batch.payload_bytes + ROW_BYTES * (len(batch.new_sandboxes) + len(batch.statuses) + len(batch.ops))
+        if self._since_checkpoint < CHECKPOINT_BYTES:
+            return
+        self._since_checkpoint = 0
+        if os.path.getsize(f"{self.path}-wal") > WAL_LIMIT_BYTES:
+            self._writer.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+        else:
+            self._checkpoints.put(True)
+
+    def _checkpoint(self) -> None:
+        """A checkpoint waits for the disk; here no commit waits with it."""
+        db = connect(self.path)
+        try:
+            while self._checkpoints.get():
+                with contextlib.suppress(sqlite3.Error):
+                    db.execute("PRAGMA wal_checkpoint(PASSIVE)")
+        finally:
+            db.close()
 
     def _report(self, callback: Callable[..., None], *args: object) -> None:
         # The loop may be closed under us at an unclean exit; then nobody waits.
