@@ -178,7 +178,7 @@ static void next_eof(struct op *op, struct reader *r, int s) {
 
 bool reader_push(struct op *op, struct reader *r) {
     for (;;) {
-        int rc = r->chunk && r->pending.len == 0 ? flush_chunk(op, r) : 1;
+        int rc = r->chunk && (r->chunk_sent || r->pending.len == 0) ? flush_chunk(op, r) : 1;
         if (rc == 1 && !r->chunk && r->pending.len < GATHER) {
             bool more = next_data(op, r, 0) || next_data(op, r, 1);
             if (more && !r->chunk)
