@@ -9,7 +9,7 @@ import shutil
 import sys
 import tarfile
 import tempfile
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 
 from .task import Release
 
@@ -40,12 +40,28 @@ async def fetch(release: Release, cache: Path) -> Path:
 
 
 def unpack(archive: Path, release: Release, parent: Path) -> Path:
-    """Unpack into `parent` and return the project's root there; what was there before is replaced."""
+    """Unpack into `parent` and return the project's root there; what was there before is replaced.
+
+    Folders and files only, and only below the release's own folder. Not by tarfile's filters: Debian 12's Python has none yet.
+    """
     root = parent / release.folder
     shutil.rmtree(root, ignore_errors=True)
     parent.mkdir(parents=True, exist_ok=True)
     with tarfile.open(archive) as tar:
-        tar.extractall(parent, filter="data")
+        for member in tar:
+            parts = PurePosixPath(member.name).parts
+            if parts[:1] != (release.folder,) or ".." in parts or not (member.isdir() or member.isreg()):
+                raise ReleaseError(f"{archive.name}: {member.name} is no folder or file below {release.folder}")
+            target = parent.joinpath(*parts)
+            if member.isdir():
+                target.mkdir(parents=True, exist_ok=True)
+                continue
+            target.parent.mkdir(parents=True, exist_ok=True)
+            content = tar.extractfile(member)
+            assert content is not None, "a regular member has content"
+            with content, target.open("wb") as file:
+                shutil.copyfileobj(content, file)
+            target.chmod(0o755 if member.mode & 0o100 else 0o644)
     if not root.is_dir():
         raise ReleaseError(f"{archive.name} has no folder {release.folder}")
     return root
