@@ -38,7 +38,7 @@ static int empty_namespace_enter(void) {
     if (unshare(CLONE_NEWNS) < 0 || mount("", "/", NULL, MS_REC | MS_PRIVATE, NULL) < 0)
         return -1;
     int sys = open_tree(AT_FDCWD, "/sys", OPEN_TREE_CLONE | OPEN_TREE_CLOEXEC);
-    if (mount("dsec", "/tmp", "tmpfs", MS_NOSUID | MS_NODEV | MS_NOEXEC, "size=16m,mode=0755") < 0 || chdir("/tmp") < 0)
+    if (mount("tmpfs", "/tmp", "tmpfs", MS_NOSUID | MS_NODEV | MS_NOEXEC, "size=16m,mode=0755") < 0 || chdir("/tmp") < 0)
         return -1;
     for (size_t i = 0; i < sizeof folders / sizeof *folders; i++)
         if (mkdir(folders[i], 0755) < 0)

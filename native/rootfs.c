@@ -121,7 +121,7 @@ static int overlay_set(int fs, const char *key, int fd) {
 
 static int overlay_options(int fs, const struct sandbox *s, int *layers, int upper, int work, struct trouble *t) {
     static const struct option options[] = {{"redirect_dir", "on"}, {"index", "off"}, {"metacopy", "off"}, {"xino", "off"}};
-    if (fsconfig(fs, FSCONFIG_SET_STRING, "source", "dsec", 0) < 0)
+    if (fsconfig(fs, FSCONFIG_SET_STRING, "source", "overlay", 0) < 0)
         return fail(t, "internal", NULL, -1, "overlay refuses a source");
     for (int i = s->spec.layers.count - 1; i >= 0; i--)
         if (overlay_set(fs, "lowerdir+", layers[i]) < 0)
