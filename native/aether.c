@@ -30,7 +30,7 @@ struct node {
     /* SESSION */
     char id[ID_MAX + 1];
     int pid;
-    bool lost, forgotten;
+    bool lost;
     bool running, shell, background;
     int64_t leader, started_real;
 };
@@ -191,45 +191,53 @@ static void session_start(struct aether *a, int conn, const char *id) {
     a->session_count++;
 }
 
-static void session_gone(struct aether *a, struct node *n) {
+static void session_remove(struct aether *a, struct node *n) {
+    a->session_count--;
+    node_remove(a, &a->sessions, n, true);
+}
+
+/* chronus died of itself: what ran is ended, and how is not known. */
+static void session_lost(struct aether *a, struct node *n) {
     epoll_ctl(a->epoll, EPOLL_CTL_DEL, n->fd, NULL);
     close(n->fd);
     n->fd = -1;
-    if (!n->forgotten) {
-        /* chronus died of itself: what ran is ended, and how is not known. */
-        int group = session_group_make(&a->s, n->id);
-        if (group >= 0) {
-            session_group_kill(group);
-            close(group);
-        }
-        session_group_remove(&a->s, n->id);
-        n->lost = true;
-        n->running = false;
-        tell_watchers(a, 3, "lost", n->id);
-        return;
+    int group = session_group_make(&a->s, n->id);
+    if (group >= 0) {
+        session_group_kill(group);
+        close(group);
     }
-    a->session_count--;
-    node_remove(a, &a->sessions, n, false);
+    session_group_remove(&a->s, n->id);
+    n->lost = true;
+    n->running = false;
+    tell_watchers(a, 3, "lost", n->id);
 }
 
-static void session_note(struct aether *a, struct node *n) {
+/* What its chronus has said since, until there is no more: 0 the session lives, -1 it is no longer in the list. */
+static int session_notes(struct aether *a, struct node *n) {
     struct ctl_note note;
-    ssize_t got = recv(n->fd, &note, sizeof note, MSG_DONTWAIT);
-    if (got < 0 && (errno == EAGAIN || errno == EINTR))
-        return;
-    if (got != (ssize_t)sizeof note)
-        return session_gone(a, n);
-    n->leader = note.pid;
-    n->background = note.background;
-    n->shell = note.is_shell;
-    if (note.kind == CTL_STARTED) {
+    for (;;) {
+        ssize_t got = n->lost ? -1 : recv(n->fd, &note, sizeof note, MSG_DONTWAIT);
+        if (got < 0 && errno == EINTR && !n->lost)
+            continue;
+        if (n->lost || (got < 0 && errno == EAGAIN))
+            return 0;
+        if (got != (ssize_t)sizeof note) {
+            session_lost(a, n);
+            return 0;
+        }
+        n->leader = note.pid;
+        n->background = note.background;
+        n->shell = note.is_shell;
         if (note.started_real)
             n->started_real = note.started_real;
-    } else if (note.kind == CTL_ENDED) {
-        n->running = false;
-        tell_watchers(a, 3, "", n->id);
-    } else {
-        n->forgotten = true;
+        if (note.kind == CTL_FORGOTTEN) {
+            session_remove(a, n);
+            return -1;
+        }
+        if (note.kind == CTL_ENDED) {
+            n->running = false;
+            tell_watchers(a, 3, "", n->id);
+        }
     }
 }
 
@@ -260,7 +268,10 @@ static void hello(struct aether *a, struct node *x) {
     if (rc < 0)
         return node_remove(a, &a->strangers, x, true);
     ready_frame(a, &o);
-    for (struct node *n = a->sessions; n; n = n->next) {
+    for (struct node *n = a->sessions, *next; n; n = next) {
+        next = n->next;
+        if (session_notes(a, n) < 0)
+            continue;
         out_begin(&o, K_SESSION, 0);
         out_text(&o, T_SESSION_ID, n->id);
         out_number(&o, T_SESSION_KIND, n->shell ? 2 : 1);
@@ -334,6 +345,8 @@ static bool peek_id(const uint8_t *p, size_t n, char *id) {
 
 static void route(struct aether *a, struct node *x, int kind, const char *id) {
     struct node *n = id ? session_find(a, id) : NULL;
+    if (n && session_notes(a, n) < 0)
+        n = NULL;
     if (a->dead && kind != K_ATTACH && kind != K_ACK)
         return refuse(x->fd, "sandbox_failed", 0, "the sandbox's init has died");
     switch (kind) {
@@ -353,8 +366,7 @@ static void route(struct aether *a, struct node *x, int kind, const char *id) {
             return refuse(x->fd, "not_found", 0, "no such session");
         if (n->lost) {
             if (kind == K_ACK || kind == K_CLOSE) {
-                a->session_count--;
-                node_remove(a, &a->sessions, n, false);
+                session_remove(a, n);
                 send_ok(x->fd);
                 return;
             }
@@ -423,7 +435,7 @@ static void handle(struct aether *a, struct node *n) {
     case GUEST_INIT: return;
     case WATCHER: return watcher_read(a, n);
     case STRANGER: return stranger_look(a, n);
-    case SESSION: return session_note(a, n);
+    case SESSION: session_notes(a, n); return;
     }
 }
 

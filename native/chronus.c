@@ -183,13 +183,14 @@ _Noreturn static void serve(struct chronus *c) {
 }
 
 _Noreturn static void give_up(struct chronus *c, int conn, struct trouble *t) {
-    send_trouble(conn, t);
     if (c->child.pid > 0)
         while (waitpid(c->child.pid, NULL, __WALL) < 0 && errno == EINTR)
             ;
     if (c->group >= 0)
         session_group_remove(c->s, c->id);
+    /* aether first: whoever has our answer may use the id again at once. */
     notify(c, CTL_FORGOTTEN);
+    send_trouble(conn, t);
     _exit(0);
 }
 

@@ -76,10 +76,11 @@ _Noreturn void session_forget(struct chronus *c) {
     }
     session_group_kill(c->group);
     session_group_remove(c->s, c->id);
+    /* aether first: whoever has our answer may use the id again at once. */
+    notify(c, CTL_FORGOTTEN);
     for (struct stranger *x = c->strangers; x; x = x->next)
         if (x->closing)
             send_ok(x->sock);
-    notify(c, CTL_FORGOTTEN);
     _exit(0);
 }
 

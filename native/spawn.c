@@ -206,7 +206,8 @@ static void child_placement(const struct plan *p) {
     }
 }
 
-/* Where there is no v2 to be cloned into: the thread that writes "0" moves. Without it a session's tree could not be told from the others. */
+/* Where there is no v2 to be cloned into: the thread that writes "0" moves. Without it a session's tree could not be told from the others.
+ */
 static int session_join(const struct plan *p) {
     if (p->group < 0 || p->s->spec.cgroup_v2)
         return 0;
