@@ -12,6 +12,7 @@ from typing import Final, Protocol
 
 import structlog
 
+from dsec._native import native_binary
 from dsec.backends.container import wire
 from dsec.backends.container.birth import Host, launch_payload, limits_of
 from dsec.backends.container.channel import ContainerChannel
@@ -31,7 +32,7 @@ from dsec.resources.uid_ranges import UidRanges
 from libdsec.errors import DSecError, InvalidArgument, SandboxFailed, Unsupported
 from libdsec.schema import BackendName, ContainerRunArgs
 
-__all__ = ["ContainerBackend", "Layers", "ScratchFolders", "native_binary"]
+__all__ = ["ContainerBackend", "Layers", "ScratchFolders"]
 
 READY_SECONDS: Final = 30.0
 MIN_MEMORY_MB: Final = 8
@@ -59,11 +60,6 @@ class ScratchFolders(Protocol):
     def destroy(self, sandbox_id: str) -> None: ...
     def usage(self, sandbox_id: str) -> int | None: ...
     def list(self) -> set[str]: ...
-
-
-def native_binary() -> Path:
-    """The binary that the package build made."""
-    return Path(__file__).resolve().parents[2] / "_native" / "dsec-native"
 
 
 class ContainerBackend:
