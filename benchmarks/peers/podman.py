@@ -14,6 +14,9 @@ from benchmarks.peers.base import Peer, drain_command, run_command, which
 
 __all__ = ["Podman"]
 
+LOCKS = Path("/dev/shm/libpod_lock")
+"""podman's one file outside the folders that it is given."""
+
 
 class Podman(Peer):
     """`podman run`, `podman exec`, `podman cp`."""
@@ -30,6 +33,7 @@ class Podman(Peer):
         self._names = (f"dsec-bench-{os.getpid()}-{number}" for number in itertools.count())
         self._folder = folder / "podman"
         self._folder.mkdir()
+        self._locks_were_there = LOCKS.exists()
         self._enter = await self._private_mounts()
         self._podman = [*self._enter, which("podman"), "--root", str(self._folder / "root"), "--runroot", str(self._folder / "run")]
         self._podman += [
@@ -72,6 +76,8 @@ class Podman(Peer):
         await run_command([*self._podman, "rmi", "--all", "--force"], timeout=300)
         self._holder.terminate()
         self._holder.wait()
+        if not self._locks_were_there:
+            LOCKS.unlink(missing_ok=True)
         remove_cgroups(self._cgroup_parent)
 
     async def create(self) -> float:
