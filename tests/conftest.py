@@ -246,7 +246,8 @@ def _make_instance() -> Iterator[StateRun]:
     places.run.mkdir(mode=0o700)
     try:
         yield places
-        if left := _await_no_leaks(leaks.Inventory(), lambda: leaks.of_instances([places.state, places.run])):
+        held = (f"{leaks.HELD_ELSEWHERE}:",)
+        if left := _await_no_leaks(leaks.Inventory(), lambda: leaks.of_instances([places.state, places.run]), held):
             pytest.fail("the instance left behind:\n  " + "\n  ".join(left), pytrace=False)
     finally:
         _remove_instance(root, places)

@@ -41,31 +41,13 @@ def settle(state: Path, run: Path, *, seconds: float = 10.0) -> Leftovers:
 def look(state: Path, run: Path) -> Leftovers:
     """What is there now."""
     inventory = leaks.of_instances([state, run])
-    found, held = [], []
-    for kind, items in inventory.objects.items():
-        for item in sorted(items):
-            holder = _foreign_holder(item.partition(" ")[0]) if kind == "loop device" else None
-            if holder is None:
-                found.append(f"{kind}: {item}")
-            else:
-                held.append(f"{kind}: {item}, held by process {holder}")
+    held = [f"loop device: {item}" for item in sorted(inventory.objects[leaks.HELD_ELSEWHERE])]
+    found = [f"{kind}: {item}" for kind, items in inventory.objects.items() if kind != leaks.HELD_ELSEWHERE for item in sorted(items)]
     found += [f"process: {item}" for item in _processes(run)]
     found += [f"cgroup: {path}" for path in _own_cgroups(run)]
     if run.exists():
         found.append(f"file: {run}")
     return Leftovers(found, held)
-
-
-def _foreign_holder(loop: str) -> str | None:
-    """A process of another mount namespace where the device is mounted; None if it is mounted here, or nowhere."""
-    mounted = f" /dev/{loop} "
-    if mounted in Path("/proc/self/mountinfo").read_text():
-        return None
-    for pid in filter(str.isdigit, os.listdir("/proc")):
-        with contextlib.suppress(OSError):
-            if mounted in Path(f"/proc/{pid}/mountinfo").read_text():
-                return f"{pid} {_command(pid)}"
-    return None
 
 
 def _command(pid: str) -> str:

@@ -17,9 +17,11 @@ from pathlib import Path
 from dsec.network.plan import link_prefix
 from dsec.resources.plan import DAEMONS, instance_name
 
-__all__ = ["Inventory", "cgroup_hierarchies", "children", "foreign_holder", "found", "of_instances", "take"]
+__all__ = ["HELD_ELSEWHERE", "Inventory", "cgroup_hierarchies", "children", "found", "of_instances", "take"]
 
 CGROUP_ROOT = Path("/sys/fs/cgroup")
+HELD_ELSEWHERE = "loop device held elsewhere"
+"""A kind that is no leak: whoever unshares mounts (a container engine) takes a copy of ours, and the device stays until that copy goes."""
 ANY_LINK = re.compile(r"d[0-9a-f]{8}x")
 """Names that dsec.network.plan.link_prefix gives."""
 
@@ -68,11 +70,13 @@ def of_instances(folders: Iterable[Path]) -> Inventory:
     """Mounts, sandboxes' cgroups, loop devices and links of the instances with these state and run folders, whoever made them."""
     roots = [os.path.realpath(path) for path in folders]
     names = {instance_name(Path(root)) for root in roots}
+    loops = list(_loops(roots))
     return Inventory(
         {
             "mount": frozenset(_mounts(lambda point: any(point == root or point.startswith(root + "/") for root in roots))),
             "cgroup": frozenset(_cgroups(names.__contains__)),
-            "loop device": frozenset(_loops(roots)),
+            "loop device": frozenset(device for device, holder in loops if holder is None),
+            HELD_ELSEWHERE: frozenset(f"{device}, held by process {holder}" for device, holder in loops if holder is not None),
             "network": frozenset(_links(lambda link: any(link.startswith(link_prefix(name)) for name in names))),
         }
     )
@@ -143,21 +147,19 @@ def _cgroups(ours: Callable[[str], bool]) -> Iterator[str]:
                 yield from (f"{folder}/{sub}" for sub in subfolders if sub != DAEMONS)
 
 
-def _loops(roots: list[str]) -> Iterator[str]:
+def _loops(roots: list[str]) -> Iterator[tuple[str, str | None]]:
+    """Each with the process that alone holds it, if there is one."""
     for block in Path("/sys/block").glob("loop*"):
         try:
             backing = (block / "loop/backing_file").read_text().strip()
         except OSError:
             continue
-        if any(backing.startswith(root + "/") for root in roots) and not foreign_holder(block.name):
-            yield f"{block.name} of {backing}"
+        if any(backing.startswith(root + "/") for root in roots):
+            yield f"{block.name} of {backing}", _foreign_holder(block.name)
 
 
-def foreign_holder(loop: str) -> str | None:
-    """A process of another mount namespace in which the device (`loop3`) is mounted; None if it is mounted here, or nowhere.
-
-    Whoever unshares mounts (a container engine, another instance) takes a copy of ours, and the device stays until that copy goes.
-    """
+def _foreign_holder(loop: str) -> str | None:
+    """A process of another mount namespace in which the device is mounted; None if it is mounted here, or nowhere."""
     mounted = f" /dev/{loop} "
     if mounted in Path("/proc/self/mountinfo").read_text():
         return None
