@@ -56,7 +56,7 @@ int userns_make(const struct host *h, int64_t base, int64_t count, struct troubl
 int overlay_make(const struct sandbox *s, struct trouble *t);
 int own_make(struct sandbox *s, struct trouble *t);
 int shared_faces_make(const struct sandbox *s, struct trouble *t);
-/* In the new init: assembles the root from the overlay and pivots into it. Sends devpts' descriptor by *devpts. */
+/* In the new init: assembles the root from the overlay and switches to it. Sends devpts' descriptor by *devpts. */
 int root_assemble(const struct sandbox *s, int overlay, int own, int *devpts, struct trouble *t);
 void meminfo_refresh(const struct sandbox *s);
 

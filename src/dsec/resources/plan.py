@@ -21,7 +21,7 @@ from dsec.resources.hierarchies import WANTED, Hierarchies
 __all__ = ["DAEMONS", "CgroupPlan", "Limits", "instance_dirs", "instance_name", "plan_cgroups"]
 
 DAEMONS: Final = "daemons"
-CPU_PERIOD_US: Final = 100_000
+CPU_PERIOD_US: Final = 100_000  # of the kernel too, so that v1 needs no second write
 MIN_QUOTA_US: Final = 1_000
 
 
@@ -67,8 +67,9 @@ def instance_dirs(hierarchies: Hierarchies, instance: str) -> tuple[str, ...]:
 
 
 def _v1_mounts(hierarchies: Hierarchies) -> list[str]:
-    """Mount points in use, once each where controllers are mounted together. The freezer comes last and only where there is no v2."""
-    names = [*WANTED, "cpuacct"] + ([] if hierarchies.v2 is not None else ["freezer"])
+    """Mount points in use, once each where controllers are mounted together. A v2 hierarchy counts CPU time and freezes, with or without
+    controllers; only without it are those v1 groups made, the freezer last."""
+    names = [*WANTED] if hierarchies.v2 is not None else [*WANTED, "cpuacct", "freezer"]
     return list(dict.fromkeys(hierarchies.v1[name] for name in names if name in hierarchies.v1))
 
 
@@ -102,7 +103,6 @@ def plan_cgroups(hierarchies: Hierarchies, instance: str, sandbox: str, limits: 
     if limits.cpu_cores is not None:
         quota = max(MIN_QUOTA_US, round(limits.cpu_cores * CPU_PERIOD_US))
         write(v2("cpu", "cpu.max"), f"{quota} {CPU_PERIOD_US}")
-        write(v1("cpu", "cpu.cfs_period_us"), str(CPU_PERIOD_US))
         write(v1("cpu", "cpu.cfs_quota_us"), str(quota))
     if limits.pids is not None:
         write(v2("pids", "pids.max"), str(limits.pids))
