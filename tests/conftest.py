@@ -8,6 +8,7 @@ import ctypes
 import functools
 import gc
 import hashlib
+import inspect
 import os
 import shutil
 import signal
@@ -289,7 +290,7 @@ def tiny_rootfs() -> Path:
     busybox = shutil.which("busybox")
     if busybox is None:
         pytest.skip("needs busybox: apt-get install busybox-static")
-    key = hashlib.sha256(Path(busybox).read_bytes() + Path(__file__).read_bytes()).hexdigest()[:12]
+    key = hashlib.sha256(Path(busybox).read_bytes() + inspect.getsource(_fill_tiny_rootfs).encode()).hexdigest()[:12]
     return _cached(f"tiny-{key}", functools.partial(_fill_tiny_rootfs, busybox))
 
 
