@@ -121,8 +121,10 @@ def _unmount_all(folders: _Folders, scratch: Path | None) -> None:
 
 
 def _settle_garbage() -> None:
-    """At the default thresholds collections of a server's thousands of long-lived objects cost an eighth of its time, and its slowest answers
-    wait for them. Nothing that start-up made is looked at again."""
+    """Keep the collector from going over all that lives long, again and again.
+
+    At the default thresholds its runs over a server's thousands of objects cost an eighth of its time, and the slowest answers wait for them.
+    """
     gc.collect()
     gc.freeze()
     gc.set_threshold(20_000, 20, 50)
