@@ -123,7 +123,7 @@ def _unmount_all(folders: _Folders, scratch: Path | None) -> None:
 def _settle_garbage() -> None:
     """Keep the collector from going over all that lives long, again and again.
 
-    At the default thresholds its runs over a server's thousands of objects cost an eighth of its time, and the slowest answers wait for them.
+    At the default thresholds its runs over thousands of objects cost an eighth of a server's time, and its slowest answers wait.
     """
     gc.collect()
     gc.freeze()
