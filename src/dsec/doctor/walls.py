@@ -158,9 +158,11 @@ PROBES = [
         required=True,
     ),
     Probe("seccomp", _seccomp, "allowlist of system calls", "no container sandboxes", "a kernel with CONFIG_SECCOMP_FILTER", required=True),
-    Probe("Landlock", _landlock, "a second wall round files", "one wall less", "Linux 5.13, `lsm=landlock,...` at boot"),
-    Probe("AppArmor", _apparmor, "a mandatory profile that binds root too", "one wall less", "`apparmor=1 security=apparmor` at boot"),
-    Probe("eBPF", _ebpf, "network allowlist by address and port", "network is none or all", "a kernel with CONFIG_CGROUP_BPF"),
+    Probe("Landlock", _landlock, "a second wall round files, later", "one wall less", "Linux 5.13, `lsm=landlock,...` at boot"),
+    Probe(
+        "AppArmor", _apparmor, "a mandatory profile that binds root too, later", "one wall less", "`apparmor=1 security=apparmor` at boot"
+    ),
+    Probe("eBPF", _ebpf, "a network allowlist by address and port, later", "network is none or all", "a kernel with CONFIG_CGROUP_BPF"),
     Probe(
         "core scheduling",
         _core_scheduling,
