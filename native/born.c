@@ -63,17 +63,28 @@ void rename_process(const struct host *h, const char *name, const char *title) {
     }
 }
 
-static int init_prepare(struct sandbox *s, int overlay, int own, int *devpts, struct trouble *t) {
-    if (cgroups_join(s, t) < 0)
-        return -1;
-    if (unshare(CLONE_NEWCGROUP) < 0)
-        return fail(t, "internal", NULL, -1, "cannot make a cgroup namespace");
+/* What aether makes while init makes its namespaces: the overlay, the sandbox's own tmpfs, its user namespace, the groups to join. */
+enum { OVERLAY, OWN, USERNS, JOINS };
+
+static int init_prepare(struct sandbox *s, int status, int *devpts, struct trouble *t) {
+    int fds[JOINS + MAX_JOINS], count;
+    if (setns(s->host->empty_ns, CLONE_NEWNS) < 0 || unshare(CLONE_NEWNS | CLONE_NEWNET | CLONE_NEWUTS | CLONE_NEWIPC) < 0)
+        return fail(t, "overloaded", NULL, -1, "cannot make the sandbox's namespaces");
     if (loopback_up() < 0)
         return fail(t, "internal", NULL, -1, "cannot bring loopback up");
     const char *name = s->spec.hostname ? s->spec.hostname : "sandbox";
     if (sethostname(name, strlen(name)) < 0)
         return fail(t, "invalid_argument", "hostname", -1, "cannot set hostname %s", name);
-    if (root_assemble(s, overlay, own, devpts, t) < 0)
+    if ((count = recv_fds(status, fds, JOINS + MAX_JOINS)) < JOINS || count > JOINS + MAX_JOINS)
+        return fail(t, "internal", NULL, 0, "aether gave up while the sandbox was made");
+    s->userns = fds[USERNS];
+    s->join_count = count - JOINS;
+    memcpy(s->joins, fds + JOINS, sizeof(int) * (size_t)s->join_count);
+    if (cgroups_join(s, t) < 0)
+        return -1;
+    if (unshare(CLONE_NEWCGROUP) < 0)
+        return fail(t, "internal", NULL, -1, "cannot make a cgroup namespace");
+    if (root_assemble(s, fds[OVERLAY], fds[OWN], devpts, t) < 0)
         return -1;
     if (setns(s->userns, CLONE_NEWUSER) < 0 || setgroups(0, NULL) < 0 || setresgid(0, 0, 0) < 0 || setresuid(0, 0, 0) < 0)
         return fail(t, "internal", NULL, -1, "cannot enter the user namespace");
@@ -83,7 +94,7 @@ static int init_prepare(struct sandbox *s, int overlay, int own, int *devpts, st
     return 0;
 }
 
-_Noreturn static void init_main(struct sandbox *s, int overlay, int own, int status) {
+_Noreturn static void init_main(struct sandbox *s, int status) {
     struct trouble t = {0};
     sigset_t all;
     int devpts = -1;
@@ -91,7 +102,7 @@ _Noreturn static void init_main(struct sandbox *s, int overlay, int own, int sta
     sigprocmask(SIG_SETMASK, &all, NULL);
     signal(SIGCHLD, SIG_DFL);
     rename_process(s->host, "init", "init");
-    int rc = init_prepare(s, overlay, own, &devpts, &t);
+    int rc = init_prepare(s, status, &devpts, &t);
     if (rc < 0)
         t.ran = 1; /* marks "there is trouble" for aether, which sets it right */
     if (send_all(status, &t, sizeof t, devpts) < 0 || rc < 0)
@@ -101,11 +112,7 @@ _Noreturn static void init_main(struct sandbox *s, int overlay, int own, int sta
 }
 
 static int init_clone(struct sandbox *s) {
-    struct clone_args args = {
-        .flags = CLONE_NEWPID | CLONE_NEWNS | CLONE_NEWNET | CLONE_NEWUTS | CLONE_NEWIPC | CLONE_PIDFD,
-        .pidfd = (uint64_t)(uintptr_t)&s->init_pidfd,
-        .exit_signal = SIGCHLD,
-    };
+    struct clone_args args = {.flags = CLONE_NEWPID | CLONE_PIDFD, .pidfd = (uint64_t)(uintptr_t)&s->init_pidfd, .exit_signal = SIGCHLD};
     if (s->spec.cgroup_v2) {
         args.flags |= CLONE_INTO_CGROUP;
         args.cgroup = (uint64_t)s->cgroups;
@@ -145,30 +152,51 @@ static int socket_bind(struct sandbox *s, struct trouble *t) {
     return 0;
 }
 
-int sandbox_start(struct sandbox *s, struct trouble *t) {
-    int overlay = -1, own = -1, rc = -1, status[2] = {-1, -1};
-    if (socket_bind(s, t) < 0 || cgroups_make(s, t) < 0)
+/* In the host's mount namespace, then in the empty one: all that init needs, handed to it. */
+static int parts_make(struct sandbox *s, int status, struct trouble *t) {
+    int fds[JOINS + MAX_JOINS] = {-1, -1, -1}, rc = -1;
+    if (cgroups_make(s, t) < 0 || (s->userns = userns_make(s->host, s->spec.uid_base, s->spec.uid_count, t)) < 0)
+        return -1;
+    if ((fds[OVERLAY] = overlay_make(s, t)) < 0 || (fds[OWN] = own_make(s, t)) < 0)
         goto out;
-    if ((s->userns = userns_make(s->host, s->spec.uid_base, s->spec.uid_count, t)) < 0)
-        goto out;
-    if ((overlay = overlay_make(s, t)) < 0 || (own = own_make(s, t)) < 0)
-        goto out;
-    if (setns(s->host->empty_ns, CLONE_NEWNS) < 0 || socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, status) < 0) {
+    if (setns(s->host->empty_ns, CLONE_NEWNS) < 0) {
         fail(t, "internal", NULL, -1, "cannot leave the host's mount namespace");
         goto out;
     }
     if (shared_faces_make(s, t) < 0)
         goto out;
+    fds[USERNS] = s->userns;
+    memcpy(fds + JOINS, s->joins, sizeof(int) * (size_t)s->join_count);
+    /* If init has died, what it had to say of it is on its way. */
+    if (send_fds(status, fds, JOINS + s->join_count) < 0 && errno != EPIPE) {
+        fail(t, "internal", NULL, -1, "cannot hand the sandbox's parts to its init");
+        goto out;
+    }
+    rc = 0;
+out:
+    for (int i = OVERLAY; i <= OWN; i++)
+        if (fds[i] >= 0)
+            close(fds[i]);
+    return rc;
+}
+
+int sandbox_start(struct sandbox *s, struct trouble *t) {
+    int rc = -1, status[2] = {-1, -1};
+    if (socket_bind(s, t) < 0 || cgroups_make_first(s, t) < 0)
+        return -1;
+    if (socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, status) < 0)
+        return fail(t, "overloaded", NULL, -1, "out of descriptors");
     s->init_pid = init_clone(s);
-    if (s->init_pid == 0)
-        init_main(s, overlay, own, status[1]);
+    if (s->init_pid == 0) {
+        close(status[0]);
+        init_main(s, status[1]);
+    }
+    close(status[1]);
     if (s->init_pid < 0) {
         fail(t, "overloaded", NULL, -1, "cannot clone the sandbox's init");
         goto out;
     }
-    close(status[1]);
-    status[1] = -1;
-    if (init_await(status[0], &s->devpts, t) < 0)
+    if (parts_make(s, status[0], t) < 0 || init_await(status[0], &s->devpts, t) < 0)
         goto out;
     char path[32];
     snprintf(path, sizeof path, "%d/root", s->init_pid);
@@ -178,13 +206,7 @@ int sandbox_start(struct sandbox *s, struct trouble *t) {
     }
     rc = 0;
 out:
-    if (overlay >= 0)
-        close(overlay);
-    if (own >= 0)
-        close(own);
-    for (int i = 0; i < 2; i++)
-        if (status[i] >= 0)
-            close(status[i]);
+    close(status[0]);
     return rc;
 }
 

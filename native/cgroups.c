@@ -30,6 +30,18 @@ static int host_write(const struct host *h, const char *path, const void *value,
     return n == (ssize_t)length ? 0 : -1;
 }
 
+/* The one that init is cloned into; with no v2 there is none, and sessions make theirs in the last. */
+int cgroups_make_first(struct sandbox *s, struct trouble *t) {
+    const char *base = s->spec.cgroup_v2;
+    if (!base)
+        return 0;
+    if (mkdirat(s->host->root, below_root(base), 0755) < 0 && errno != EEXIST)
+        return fail(t, "internal", NULL, -1, "cannot make cgroup %s", base);
+    if ((s->cgroups = host_open(s->host, base, O_RDONLY | O_DIRECTORY)) < 0)
+        return fail(t, "internal", NULL, -1, "cannot open cgroup %s", base);
+    return 0;
+}
+
 int cgroups_make(struct sandbox *s, struct trouble *t) {
     struct spec *spec = &s->spec;
     for (int i = 0; i < spec->cgroup_dirs.count; i++)
@@ -48,11 +60,11 @@ int cgroups_make(struct sandbox *s, struct trouble *t) {
             return fail(t, "internal", NULL, -1, "cannot open %s", spec->cgroup_joins.items[i]);
         s->joins[s->join_count++] = fd;
     }
-    const char *base = spec->cgroup_v2           ? spec->cgroup_v2
-                       : spec->cgroup_dirs.count ? spec->cgroup_dirs.items[spec->cgroup_dirs.count - 1]
-                                                 : NULL;
-    if (base && (s->cgroups = host_open(s->host, base, O_RDONLY | O_DIRECTORY)) < 0)
-        return fail(t, "internal", NULL, -1, "cannot open cgroup %s", base);
+    if (s->cgroups < 0 && spec->cgroup_dirs.count) {
+        const char *last = spec->cgroup_dirs.items[spec->cgroup_dirs.count - 1];
+        if ((s->cgroups = host_open(s->host, last, O_RDONLY | O_DIRECTORY)) < 0)
+            return fail(t, "internal", NULL, -1, "cannot open cgroup %s", last);
+    }
     if (spec->oom_file && (s->oom = host_open(s->host, spec->oom_file, O_RDONLY)) < 0)
         return fail(t, "internal", NULL, -1, "cannot open %s", spec->oom_file);
     return 0;

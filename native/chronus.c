@@ -25,6 +25,8 @@ static int64_t next_wake(const struct chronus *c) {
             at = times[i];
     if (c->current && c->current->blocked_since && c->current->blocked_since + STALL_NS < at)
         at = c->current->blocked_since + STALL_NS;
+    if (c->current && c->current->held_until && c->current->held_until < at)
+        at = c->current->held_until;
     for (struct stranger *x = c->strangers; x; x = x->next)
         if (!x->waiting && x->since + GREETING_NS < at)
             at = x->since + GREETING_NS;

@@ -8,6 +8,7 @@
 
 #define DRAIN_NS    (100 * 1000000LL)   /* how long a grandchild may hold the pipes after the leader is gone */
 #define STALL_NS    (30 * 1000000000LL) /* how long a live reader may keep a command waiting */
+#define TAKEOVER_NS (2 * 1000000000LL)  /* how long the output of a live reader that left waits for another */
 #define GREETING_NS (10 * 1000000000LL) /* how long a connection may take to say what it wants */
 #define MEMINFO_NS  (2 * 1000000000LL)  /* how old /proc/meminfo may be while something runs */
 #define SHELL_KEEPS 256                 /* finished commands of a shell that nobody has acknowledged */

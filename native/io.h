@@ -33,6 +33,10 @@ int recv_frame(int sock, struct inbox *in, struct frame *out, int timeout_ms);
 
 /* Sends all; with fd >= 0 the descriptor goes along. Never raises SIGPIPE. -1 with errno. */
 int send_all(int sock, const void *buf, size_t len, int fd);
+/* Descriptors with one byte; at most FDS_MAX. */
+#define FDS_MAX 32
+int send_fds(int sock, const int *fds, int count);
+int recv_fds(int sock, int *fds, int max);
 int send_out(int sock, struct out *o, int fd);
 int send_trouble(int sock, const struct trouble *t);
 void refuse(int sock, const char *code, int ran, const char *message);

@@ -212,7 +212,7 @@ void op_push(struct op *op) {
 }
 
 static uint64_t oldest_unsent(const struct op *op, int s) {
-    uint64_t oldest = UINT64_MAX;
+    uint64_t oldest = op->held_until ? op->held_offset[s] : UINT64_MAX;
     for (const struct reader *r = op->readers; r; r = r->next)
         if (r->live && !r->dead && r->offset[s] < oldest)
             oldest = r->offset[s];
@@ -239,6 +239,22 @@ long op_take(struct op *op, int stream, int fd) {
     if (n > 0)
         keep_wrote(&op->keep[stream], (size_t)n);
     return n;
+}
+
+void op_sweep(struct op *op, int64_t now, int64_t hold_ns) {
+    if (op->held_until && now >= op->held_until)
+        op->held_until = 0;
+    for (struct reader *r = op->readers, *next; r; r = next) {
+        next = r->next;
+        if (!r->dead)
+            continue;
+        if (r->live && !op->ended) {
+            op->held_until = now + hold_ns;
+            op->held_offset[0] = r->offset[0];
+            op->held_offset[1] = r->offset[1];
+        }
+        reader_free(op, r);
+    }
 }
 
 void op_drop_stalled(struct op *op, int64_t now, int64_t limit_ns) {

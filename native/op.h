@@ -34,6 +34,9 @@ struct op {
     int pid;
     struct reader *readers;
     int64_t blocked_since;
+    /* A live reader has just left: what it had not been sent is kept for one that takes over. */
+    int64_t held_until;
+    uint64_t held_offset[2];
 };
 
 struct op *op_new(const char *id, size_t limit);
@@ -47,6 +50,8 @@ void reader_started(struct op *op, struct reader *r, const char *session);
 /* One read from a source into the op: bytes, 0 at its end, -1 with EAGAIN (nothing there, or no room). */
 long op_take(struct op *op, int stream, int fd);
 bool op_has_room(struct op *op, int stream);
+/* Takes out the readers that are gone. */
+void op_sweep(struct op *op, int64_t now, int64_t hold_ns);
 /* Where a live reader has kept the command waiting for `limit_ns`, the one that is furthest behind is let go. */
 void op_drop_stalled(struct op *op, int64_t now, int64_t limit_ns);
 

@@ -121,6 +121,8 @@ static void attach(struct chronus *c, struct stranger *x, const struct order *o)
     struct reader *r = op ? reader_new(op, x->sock, o->live != 0, o->credit) : NULL;
     if (!r)
         return refuse(x->sock, "not_found", 0, "no such command in this session");
+    if (r->live)
+        op->held_until = 0; /* from here on it holds what it needs itself */
     r->offset[0] = (uint64_t)(o->at[0] > 0 ? o->at[0] : 0);
     r->offset[1] = (uint64_t)(o->at[1] > 0 ? o->at[1] : 0);
     r->in = x->in;
@@ -216,12 +218,9 @@ void sweep(struct chronus *c) {
         free(x);
     }
     int kept = 0;
+    int64_t now = clock_now();
     for (struct op **at = &c->ops, *op; (op = *at);) {
-        for (struct reader *r = op->readers, *next; r; r = next) {
-            next = r->next;
-            if (r->dead)
-                reader_free(op, r);
-        }
+        op_sweep(op, now, TAKEOVER_NS);
         if (op != c->current && (op->acked || (c->shell && ++kept > SHELL_KEEPS))) {
             *at = op->next;
             op_free(op);
