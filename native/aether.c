@@ -19,14 +19,16 @@
 #include <time.h>
 #include <unistd.h>
 
-enum what { LISTENER, CHILDREN, GUEST_INIT, WATCHER, STRANGER, SESSION };
+#define SPARES   4                  /* chronuses that wait for a session */
+#define SPARE_NS (3 * 1000000000LL) /* and for how long */
+
+enum what { LISTENER, CHILDREN, GUEST_INIT, WATCHER, STRANGER, SESSION, SPARE };
 
 struct node {
     enum what what;
     int fd;
     struct node *next;
-    /* STRANGER */
-    int64_t since;
+    int64_t since; /* STRANGER, SPARE */
     /* SESSION */
     char id[ID_MAX + 1];
     int pid;
@@ -39,8 +41,8 @@ struct aether {
     struct sandbox s;
     int epoll, floor;
     struct node listener, children, init;
-    struct node *watchers, *strangers, *sessions;
-    int session_count;
+    struct node *watchers, *strangers, *sessions, *spares;
+    int session_count, spare_count;
     int *helpers; /* pids of files and connect processes */
     int helper_count, helper_cap;
     bool dead; /* init is gone */
@@ -104,24 +106,21 @@ static void tell_watchers(struct aether *a, int kind, const char *detail, const 
 
 /* --- children --- */
 
-/* In a fork of aether: nothing of aether's own stays open, but what was opened before its first connection and the two given. */
+/* In a fork of aether: nothing of aether's own stays open, but what was opened before its first connection and the two given, of which one
+ * may be -1. */
 static void child_begin(struct aether *a, int *conn, int *ctl) {
     close(a->epoll);
     close(a->s.listener);
     close(a->children.fd);
     close(a->s.birth);
-    int low = *conn, high = *ctl >= 0 ? *ctl : *conn;
-    if (low > high) {
-        low = *ctl;
-        high = *conn;
+    int kept[2] = {*conn < *ctl ? *conn : *ctl, *conn < *ctl ? *ctl : *conn}, from = a->floor;
+    for (int i = 0; i < 2; i++) {
+        if (kept[i] > from)
+            close_range((unsigned)from, (unsigned)kept[i] - 1, 0);
+        if (kept[i] >= from)
+            from = kept[i] + 1;
     }
-    /* The two given may lie below the floor, in a gap. */
-    int spans[][2] = {{a->floor, low - 1}, {low + 1, high - 1}, {high + 1, INT32_MAX}};
-    for (size_t i = 0; i < sizeof spans / sizeof *spans; i++) {
-        int from = spans[i][0] > a->floor ? spans[i][0] : a->floor;
-        if (from <= spans[i][1])
-            close_range((unsigned)from, (unsigned)spans[i][1], 0);
-    }
+    close_range((unsigned)from, ~0U, 0);
     sigset_t none;
     sigemptyset(&none);
     sigprocmask(SIG_SETMASK, &none, NULL);
@@ -162,32 +161,83 @@ static struct node *session_find(struct aether *a, const char *id) {
     return NULL;
 }
 
-static void session_start(struct aether *a, int conn, const char *id) {
+static void list_remove(struct node **list, struct node *n) {
+    for (struct node **at = list; *at; at = &(*at)->next)
+        if (*at == n) {
+            *at = n->next;
+            return;
+        }
+}
+
+/* A chronus that has nothing to do: the next session need not wait for a fork, nor for what a process touches for the first time. */
+static void spare_keep(struct aether *a, struct node *n) {
+    n->what = SPARE;
+    n->since = now_ns(CLOCK_MONOTONIC);
+    n->next = a->spares;
+    a->spares = n;
+    a->spare_count++;
+}
+
+static void spare_drop(struct aether *a, struct node *n) {
+    a->spare_count--;
+    node_remove(a, &a->spares, n, true);
+}
+
+/* NULL with errno if there can be none. With `conn` the new process begins with that connection. */
+static struct node *chronus_fork(struct aether *a, int conn, const char *id) {
     int ctl[2];
-    if (a->session_count >= a->s.spec.session_limit)
-        return refuse(conn, "overloaded", 0, "too many sessions at once");
     if (socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, ctl) < 0)
-        return refuse(conn, "overloaded", 0, "out of descriptors");
+        return NULL;
     int pid = fork();
     if (pid == 0) {
-        char copy[ID_MAX + 1];
-        snprintf(copy, sizeof copy, "%s", id);
+        char copy[ID_MAX + 1] = "";
+        if (id)
+            snprintf(copy, sizeof copy, "%s", id);
         child_begin(a, &conn, &ctl[1]);
         /* It sees aether's end by its line; killing it would lose what it has to clean. */
         prctl(PR_SET_PDEATHSIG, 0);
-        chronus_session(&a->s, conn, ctl[1], copy);
+        chronus_main(&a->s, ctl[1], conn, id ? copy : NULL);
     }
     close(ctl[1]);
-    struct node *n = pid < 0 ? NULL : node_add(a, &a->sessions, SESSION, ctl[0], EPOLLIN);
+    struct node *n = pid < 0 ? NULL : calloc(1, sizeof *n);
     if (!n) {
         close(ctl[0]);
-        return refuse(conn, "overloaded", 0, "cannot fork");
+        return NULL;
     }
+    *n = (struct node){.what = SESSION, .fd = ctl[0], .pid = pid};
+    watch(a, n, EPOLLIN);
+    return n;
+}
+
+static struct node *spare_use(struct aether *a, int conn, const char *id) {
+    char message[ID_MAX + 2];
+    int length = snprintf(message, sizeof message, "%c%s", CTL_NEW, id);
+    while (a->spares) {
+        struct node *n = a->spares;
+        if (send_all(n->fd, message, (size_t)length, conn) == 0) {
+            a->spares = n->next;
+            a->spare_count--;
+            return n;
+        }
+        spare_drop(a, n);
+    }
+    return NULL;
+}
+
+static void session_start(struct aether *a, int conn, const char *id) {
+    if (a->session_count >= a->s.spec.session_limit)
+        return refuse(conn, "overloaded", 0, "too many sessions at once");
+    struct node *n = spare_use(a, conn, id);
+    if (!n && !(n = chronus_fork(a, conn, id)))
+        return refuse(conn, "overloaded", 0, "cannot fork");
+    n->what = SESSION;
     snprintf(n->id, sizeof n->id, "%s", id);
-    n->pid = pid;
     /* Until its chronus says otherwise: whoever asks must not take a session that is just starting for one that has ended. */
     n->running = true;
+    n->leader = 0;
     n->started_real = now_ns(CLOCK_REALTIME);
+    n->next = a->sessions;
+    a->sessions = n;
     a->session_count++;
 }
 
@@ -201,15 +251,23 @@ static void session_lost(struct aether *a, struct node *n) {
     epoll_ctl(a->epoll, EPOLL_CTL_DEL, n->fd, NULL);
     close(n->fd);
     n->fd = -1;
-    int group = session_group_make(&a->s, n->id);
+    int group = session_group_make(&a->s, n->pid);
     if (group >= 0) {
         session_group_kill(group);
         close(group);
     }
-    session_group_remove(&a->s, n->id);
+    session_group_remove(&a->s, n->pid);
     n->lost = true;
     n->running = false;
     tell_watchers(a, 3, "lost", n->id);
+}
+
+static void session_forgotten(struct aether *a, struct node *n, bool leaving) {
+    if (leaving || a->dead || a->spare_count >= SPARES)
+        return session_remove(a, n);
+    a->session_count--;
+    list_remove(&a->sessions, n);
+    spare_keep(a, n);
 }
 
 /* What its chronus has said since, until there is no more: 0 the session lives, -1 it is no longer in the list. */
@@ -225,19 +283,28 @@ static int session_notes(struct aether *a, struct node *n) {
             session_lost(a, n);
             return 0;
         }
+        if (note.kind == CTL_FORGOTTEN || note.kind == CTL_LEAVING) {
+            session_forgotten(a, n, note.kind == CTL_LEAVING);
+            return -1;
+        }
         n->leader = note.pid;
         n->background = note.background;
         n->shell = note.is_shell;
         if (note.started_real)
             n->started_real = note.started_real;
-        if (note.kind == CTL_FORGOTTEN) {
-            session_remove(a, n);
-            return -1;
-        }
         if (note.kind == CTL_ENDED) {
             n->running = false;
             tell_watchers(a, 3, "", n->id);
         }
+    }
+}
+
+/* A spare says nothing: that its line can be read means that it has died. */
+static void spares_expire(struct aether *a, int64_t now) {
+    for (struct node *n = a->spares, *next; n; n = next) {
+        next = n->next;
+        if (now - n->since > SPARE_NS)
+            spare_drop(a, n);
     }
 }
 
@@ -310,14 +377,17 @@ _Noreturn static void stop(struct aether *a, int conn) {
     int64_t soon = now_ns(CLOCK_MONOTONIC) + 2000000000LL;
     for (int i = 0; i < a->helper_count; i++)
         kill(a->helpers[i], SIGKILL);
-    for (struct node *n = a->sessions; n; n = n->next)
-        if (n->fd >= 0)
-            close(n->fd);
-    for (struct node *n = a->sessions; n; n = n->next)
-        if (!n->lost && !wait_child(n->pid, soon)) {
-            kill(n->pid, SIGKILL);
-            wait_child(n->pid, soon + 1000000000LL);
-        }
+    struct node *lists[] = {a->sessions, a->spares};
+    for (int i = 0; i < 2; i++)
+        for (struct node *n = lists[i]; n; n = n->next)
+            if (n->fd >= 0)
+                close(n->fd);
+    for (int i = 0; i < 2; i++)
+        for (struct node *n = lists[i]; n; n = n->next)
+            if (!n->lost && !wait_child(n->pid, soon)) {
+                kill(n->pid, SIGKILL);
+                wait_child(n->pid, soon + 1000000000LL);
+            }
     int left = cgroups_remove(&a->s);
     a->s.init_pid = 0;
     sandbox_undo(&a->s);
@@ -436,6 +506,7 @@ static void handle(struct aether *a, struct node *n) {
     case WATCHER: return watcher_read(a, n);
     case STRANGER: return stranger_look(a, n);
     case SESSION: session_notes(a, n); return;
+    case SPARE: return spare_drop(a, n);
     }
 }
 
@@ -443,30 +514,35 @@ static void serve(struct aether *a) {
     struct epoll_event e;
     for (;;) {
         /* One at a time: handling one may free another. */
-        int n = epoll_wait(a->epoll, &e, 1, a->strangers ? 10000 : -1);
+        int n = epoll_wait(a->epoll, &e, 1, a->spares ? 1000 : a->strangers ? 10000 : -1);
         if (n == 1)
             handle(a, e.data.ptr);
-        int64_t old = now_ns(CLOCK_MONOTONIC) - 10000000000LL;
+        int64_t now = now_ns(CLOCK_MONOTONIC);
         for (struct node *x = a->strangers, *next; x; x = next) {
             next = x->next;
-            if (x->since < old)
+            if (now - x->since > 10000000000LL)
                 node_remove(a, &a->strangers, x, true);
         }
+        spares_expire(a, now);
     }
 }
 
-/* One above the highest descriptor that every child needs: the lowest free one would do only if there were no gaps below. */
+/* Above all that a child inherits. Gaps below are filled, so that whatever is opened from here on lies above. */
 static int floor_of(const struct aether *a) {
     const struct sandbox *s = &a->s;
     const int kept[] = {s->host->root, s->host->proc, s->host->empty_ns, s->init_pidfd, s->userns,
                         s->root,       s->devpts,     s->meminfo,        s->cgroups,    s->oom};
-    int highest = a->children.fd > a->epoll ? a->children.fd : a->epoll;
+    int highest = a->children.fd > a->epoll ? a->children.fd : a->epoll, fd;
     for (size_t i = 0; i < sizeof kept / sizeof *kept; i++)
         if (kept[i] > highest)
             highest = kept[i];
     for (int i = 0; i < s->join_count; i++)
         if (s->joins[i] > highest)
             highest = s->joins[i];
+    while ((fd = fcntl(0, F_DUPFD_CLOEXEC, 0)) >= 0 && fd <= highest)
+        ;
+    if (fd >= 0)
+        close(fd);
     return highest + 1;
 }
 
@@ -509,6 +585,10 @@ _Noreturn void aether_main(const struct host *h, struct frame *launch, int birth
         stop(&a, -1);
     out_free(&o);
     children_reap(&a);
+    /* The first command comes soon, mostly: while READY is on its way, its chronus is made. */
+    struct node *first = chronus_fork(&a, -1, NULL);
+    if (first)
+        spare_keep(&a, first);
     serve(&a);
     _exit(0);
 }

@@ -44,13 +44,13 @@ int cgroups_join(const struct sandbox *s, struct trouble *t);
 /* Removes what cgroups_make made; 0 when nothing is left, else the number of folders that stay. */
 int cgroups_remove(struct sandbox *s);
 int64_t oom_kills(const struct sandbox *s);
-/* One session's group. -1 with errno. */
-int session_group_make(const struct sandbox *s, const char *name);
+/* The group of a chronus and what it runs, by chronus' pid. -1 with errno. */
+int session_group_make(const struct sandbox *s, int pid);
 int session_group_kill(int group);
 /* SIGTERM or so to each process in the group but `except`; how many. */
 int session_group_signal(int group, int signum, int except);
 bool session_group_empty(int group);
-void session_group_remove(const struct sandbox *s, const char *name);
+void session_group_remove(const struct sandbox *s, int pid);
 
 /* rootfs.c */
 int userns_make(const struct host *h, int64_t base, int64_t count, struct trouble *t);
@@ -76,13 +76,16 @@ int user_find(const struct sandbox *s, const char *name, struct user *u, struct 
 int enter_sandbox(const struct sandbox *s, const struct user *u, bool filter, struct trouble *t);
 int namespace_fd(const struct host *h, int pid, const char *name);
 
-/* What a forked chronus is. None returns; `ctl` is its line to aether, `conn` the connection whose first frame is still unread. */
-_Noreturn void chronus_session(struct sandbox *s, int conn, int ctl, const char *id); /* chronus.c */
-_Noreturn void chronus_files(struct sandbox *s, int conn);                            /* files.c */
-_Noreturn void chronus_connect(struct sandbox *s, int conn);                          /* connect.c */
+/* What a forked chronus is. None returns; `conn` is the connection whose first frame is still unread. chronus_main serves sessions one
+ * after the other, beginning with `conn` and `id` where there is one, until `ctl`, its line to aether, ends. */
+_Noreturn void chronus_main(struct sandbox *s, int ctl, int conn, const char *id); /* chronus.c */
+_Noreturn void chronus_files(struct sandbox *s, int conn);                         /* files.c */
+_Noreturn void chronus_connect(struct sandbox *s, int conn);                       /* connect.c */
 
-/* On the ctl line, chronus to aether: what happened to the session. Aether to chronus: one byte with a connection. */
-enum ctl_kind { CTL_STARTED = 1, CTL_ENDED = 2, CTL_FORGOTTEN = 3 };
+/* On the ctl line, chronus to aether: what happened to the session; FORGOTTEN: ready for another, LEAVING: it exits. Aether to chronus,
+ * each with a connection: HANDED for its session, or NEW and an id for the next one. */
+enum ctl_kind { CTL_STARTED = 1, CTL_ENDED = 2, CTL_FORGOTTEN = 3, CTL_LEAVING = 4 };
+enum { CTL_HANDED = 'h', CTL_NEW = 'n' };
 struct ctl_note {
     int64_t kind, pid, started_real, background, is_shell;
 };

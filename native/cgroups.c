@@ -90,13 +90,13 @@ int64_t oom_kills(const struct sandbox *s) {
     return line ? atoll(line + strlen("oom_kill ")) : 0;
 }
 
-int session_group_make(const struct sandbox *s, const char *name) {
+int session_group_make(const struct sandbox *s, int pid) {
     if (s->cgroups < 0) {
         errno = ENOENT;
         return -1;
     }
-    char folder[ID_MAX + 8];
-    snprintf(folder, sizeof folder, "s-%s", name);
+    char folder[24];
+    snprintf(folder, sizeof folder, "s-%d", pid);
     if (mkdirat(s->cgroups, folder, 0755) < 0 && errno != EEXIST)
         return -1;
     return openat(s->cgroups, folder, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
@@ -158,11 +158,11 @@ int session_group_kill(int group) {
     return 0;
 }
 
-void session_group_remove(const struct sandbox *s, const char *name) {
-    char folder[ID_MAX + 8];
+void session_group_remove(const struct sandbox *s, int pid) {
+    char folder[24];
     if (s->cgroups < 0)
         return;
-    snprintf(folder, sizeof folder, "s-%s", name);
+    snprintf(folder, sizeof folder, "s-%d", pid);
     /* A killed process leaves its group a moment after its death is seen. */
     for (int i = 0; i < 200; i++) {
         if (unlinkat(s->cgroups, folder, AT_REMOVEDIR) == 0 || errno == ENOENT)

@@ -8,6 +8,7 @@
 #include <errno.h>
 #include <poll.h>
 #include <signal.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/prctl.h>
@@ -128,18 +129,31 @@ static void wait_build(struct chronus *c, struct wait *w) {
         }
 }
 
-static void ctl_read(struct chronus *c) {
+/* The next message of aether and the connection that came with it. Ends this process where aether's end of the line has. */
+static char ctl_take(const struct sandbox *s, int ctl, char *id, int *conn, int group) {
     struct inbox in = {0};
-    int fd = -1;
-    long n = inbox_fill(&in, c->ctl, &fd);
-    inbox_free(&in);
+    *conn = -1;
+    long n = inbox_fill(&in, ctl, conn);
     if (n == 0) {
-        /* aether has gone, and the sandbox with it */
-        session_group_kill(c->group);
-        _exit(1);
+        /* aether has gone, and the sandbox with it; or it needs this chronus no more, and then nothing runs */
+        session_group_kill(group);
+        session_group_remove(s, getpid());
+        _exit(0);
     }
-    if (fd >= 0)
-        stranger_add(c, fd);
+    char kind = n > 0 ? (char)in.buf[0] : 0;
+    if (kind == CTL_NEW && id && n - 1 <= ID_MAX) {
+        memcpy(id, in.buf + 1, (size_t)n - 1);
+        id[n - 1] = 0;
+    }
+    inbox_free(&in);
+    return kind;
+}
+
+static void ctl_read(struct chronus *c) {
+    int conn;
+    ctl_take(c->s, c->ctl, NULL, &conn, c->group);
+    if (conn >= 0)
+        stranger_add(c, conn);
 }
 
 static void wait_handle(struct chronus *c, struct wait *w) {
@@ -169,9 +183,9 @@ static void wait_handle(struct chronus *c, struct wait *w) {
         leader_reap(c);
 }
 
-_Noreturn static void serve(struct chronus *c) {
+static void serve(struct chronus *c) {
     struct wait w;
-    for (;;) {
+    while (!c->close_wanted && !(c->over && !c->ops)) {
         wait_build(c, &w);
         int n = poll(w.fds, (nfds_t)w.count, (int)next_wake(c));
         if (n > 0)
@@ -184,16 +198,15 @@ _Noreturn static void serve(struct chronus *c) {
     }
 }
 
-_Noreturn static void give_up(struct chronus *c, int conn, struct trouble *t) {
+static void give_up(struct chronus *c, int conn, struct trouble *t) {
+    c->over = true;
     if (c->child.pid > 0)
         while (waitpid(c->child.pid, NULL, __WALL) < 0 && errno == EINTR)
             ;
-    if (c->group >= 0)
-        session_group_remove(c->s, c->id);
     /* aether first: whoever has our answer may use the id again at once. */
-    notify(c, CTL_FORGOTTEN);
+    session_forget(c);
     send_trouble(conn, t);
-    _exit(0);
+    close(conn);
 }
 
 static void command_begin(struct chronus *c, int conn, struct inbox *in) {
@@ -201,11 +214,11 @@ static void command_begin(struct chronus *c, int conn, struct inbox *in) {
     struct request *r = &c->request;
     op->pid = c->child.pid;
     c->deadline = r->timeout_ns ? op->started + r->timeout_ns : 0;
-    c->frozen_before = 0;
     struct reader *reader = reader_new(op, conn, r->live, r->credit);
     if (!reader)
         _exit(1);
     reader->in = *in;
+    *in = (struct inbox){0};
     if (r->live || r->background)
         reader_started(op, reader, c->id);
     if (r->stdin_data) {
@@ -225,41 +238,78 @@ static void shell_begin(struct chronus *c, int conn) {
     reader_started(&told, r, c->id);
     reader_push(&told, r);
     reader_free(&told, r);
-    c->input_eof = false;
 }
 
-void chronus_session(struct sandbox *s, int conn, int ctl, const char *id) {
-    struct chronus c = {.s = s, .ctl = ctl, .id = id, .group = -1};
-    struct inbox in = {0};
+/* From the request to a running leader; 0, or the trouble. */
+static int begin(struct chronus *c, int conn, struct inbox *in, bool reused, struct trouble *t) {
     struct frame f;
+    if (recv_frame(conn, in, &f, 30000) < 0)
+        return fail(t, "invalid_argument", NULL, -1, "cannot read the request");
+    c->shell = f.kind == K_SHELL;
+    if (request_parse(&c->request, &f, t) < 0)
+        return -1;
+    c->background = c->shell || c->request.background;
+    if (c->group < 0)
+        return fail(t, "overloaded", NULL, 0, "cannot make the session's cgroup");
+    meminfo_refresh(c->s);
+    if (!c->shell) {
+        if (!(c->current = c->ops = op_new(c->id, (size_t)c->request.output_limit)))
+            return fail(t, "overloaded", NULL, ENOMEM, "no memory to keep output");
+        c->current->oom_before = oom_kills(c->s);
+    }
+    if (reused) {
+        c->group_cpu_at_start = group_cpu_ns(c->group);
+        c->frozen_before = group_frozen_ns(c->group, clock_now());
+    }
+    return spawn(c->s, &c->request, c->group, c->shell, &c->child, t);
+}
+
+static bool session(struct sandbox *s, int ctl, int conn, const char *id, int group, bool reused) {
+    struct chronus c = {
+        .s = s, .ctl = ctl, .id = id, .group = group, .child = {.pid = -1, .pidfd = -1, .in = -1, .out = -1, .err = -1, .status = -1}};
+    struct inbox in = {0};
     struct trouble t = {0};
-    prctl(PR_SET_NAME, "chronus");
-    signal(SIGPIPE, SIG_IGN);
-    if (recv_frame(conn, &in, &f, 30000) < 0) {
-        fail(&t, "invalid_argument", NULL, -1, "cannot read the request");
+    if (begin(&c, conn, &in, reused, &t) < 0) {
         give_up(&c, conn, &t);
+        inbox_free(&in);
+        return !c.unfit;
     }
-    c.shell = f.kind == K_SHELL;
-    if (request_parse(&c.request, &f, &t) < 0)
-        give_up(&c, conn, &t);
-    c.background = c.shell || c.request.background;
-    if ((c.group = session_group_make(s, id)) < 0) {
-        fail(&t, "overloaded", NULL, -1, "cannot make the session's cgroup");
-        give_up(&c, conn, &t);
-    }
-    meminfo_refresh(s);
-    if (!c.shell) {
-        c.current = c.ops = op_new(id, (size_t)c.request.output_limit);
-        if (!c.current)
-            _exit(1);
-        c.current->oom_before = oom_kills(s);
-    }
-    if (spawn(s, &c.request, c.group, c.shell, &c.child, &t) < 0)
-        give_up(&c, conn, &t);
     notify(&c, CTL_STARTED);
     if (c.shell)
         shell_begin(&c, conn);
     else
         command_begin(&c, conn, &in);
+    inbox_free(&in);
     serve(&c);
+    session_forget(&c);
+    return !c.unfit;
+}
+
+void chronus_main(struct sandbox *s, int ctl, int conn, const char *id) {
+    char next[ID_MAX + 1];
+    int pid = getpid();
+    bool reused = false;
+    prctl(PR_SET_NAME, "chronus");
+    signal(SIGPIPE, SIG_IGN);
+    int group = session_group_make(s, pid);
+    if (id)
+        snprintf(next, sizeof next, "%s", id);
+    for (;;) {
+        if (conn >= 0) {
+            if (!session(s, ctl, conn, next, group, reused))
+                break;
+            reused = true;
+        }
+        struct pollfd p = {.fd = ctl, .events = POLLIN};
+        if (poll(&p, 1, -1) < 0)
+            continue;
+        if (ctl_take(s, ctl, next, &conn, group) != CTL_NEW && conn >= 0) {
+            /* for a session that has just been forgotten */
+            refuse(conn, "not_found", 0, "no such session");
+            close(conn);
+            conn = -1;
+        }
+    }
+    session_group_remove(s, pid);
+    _exit(0);
 }

@@ -29,6 +29,7 @@ struct chronus {
     const char *id;
     int ctl, group;
     bool shell, background, over; /* over: the leader has gone */
+    bool close_wanted, unfit;     /* unfit: something of the session stays, so this process takes no other */
     struct child child;
     struct op *ops, *current, *early; /* early: output of a shell between two commands, which the next one gets */
     struct stranger *strangers;
@@ -55,7 +56,8 @@ int64_t group_frozen_ns(int group, int64_t now);
 void close_fd(int *fd);
 struct op *op_find(struct chronus *c, const char *id);
 void op_end(struct chronus *c, struct op *op);
-_Noreturn void session_forget(struct chronus *c);
+/* Kills what is left, frees what was kept, tells aether, answers whoever asked for the end. */
+void session_forget(struct chronus *c);
 void session_over(struct chronus *c);
 void drain_sources(struct chronus *c);
 void leader_finish(struct chronus *c);
@@ -73,6 +75,7 @@ void run_queue(struct chronus *c, struct stranger *x, const struct frame *f);
 
 /* requests.c */
 void stranger_add(struct chronus *c, int sock);
+void stranger_free(struct stranger *x);
 void stranger_read(struct chronus *c, struct stranger *x);
 void reader_frames(struct chronus *c, struct op *op, struct reader *r);
 void reader_read(struct chronus *c, struct op *op, struct reader *r);

@@ -80,3 +80,13 @@ int request_parse(struct request *r, const struct frame *f, struct trouble *t) {
         return fail(t, "invalid_argument", "rows", 0, "a terminal has at most 65535 rows and columns");
     return 0;
 }
+
+void request_free(struct request *r) {
+    char *texts[] = {r->id, r->op_id, r->shell_text, r->cwd, r->user};
+    for (size_t i = 0; i < sizeof texts / sizeof *texts; i++)
+        free(texts[i]);
+    list_free(&r->args);
+    list_free(&r->env);
+    list_free(&r->rlimits);
+    *r = (struct request){0};
+}

@@ -154,7 +154,7 @@ static void greet(struct chronus *c, struct stranger *x, const struct frame *f) 
         send_ok(x->sock);
     } else if (f->kind == K_CLOSE) {
         x->closing = true;
-        session_forget(c);
+        c->close_wanted = true;
     } else
         refuse(x->sock, "invalid_argument", 0, "not a request to a session");
     free(o.op_id);
@@ -170,6 +170,14 @@ void stranger_add(struct chronus *c, int sock) {
     }
     *x = (struct stranger){.next = c->strangers, .sock = sock, .since = clock_now()};
     c->strangers = x;
+}
+
+void stranger_free(struct stranger *x) {
+    if (x->sock >= 0)
+        close(x->sock);
+    inbox_free(&x->in);
+    request_free(&x->run);
+    free(x);
 }
 
 void stranger_read(struct chronus *c, struct stranger *x) {
@@ -207,15 +215,12 @@ void reader_read(struct chronus *c, struct op *op, struct reader *r) {
 /* Connections and ops that are done with leave their lists here, after the loop has looked at all. */
 void sweep(struct chronus *c) {
     for (struct stranger **at = &c->strangers, *x; (x = *at);) {
-        if (x->sock >= 0 && (x->waiting || clock_now() - x->since < GREETING_NS)) {
+        if (x->sock >= 0 && (x->waiting || x->closing || clock_now() - x->since < GREETING_NS)) {
             at = &x->next;
             continue;
         }
         *at = x->next;
-        if (x->sock >= 0)
-            close(x->sock);
-        inbox_free(&x->in);
-        free(x);
+        stranger_free(x);
     }
     int kept = 0;
     int64_t now = clock_now();
@@ -228,6 +233,4 @@ void sweep(struct chronus *c) {
             at = &op->next;
         }
     }
-    if (c->over && !c->ops)
-        session_forget(c);
 }

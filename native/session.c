@@ -68,20 +68,38 @@ void op_end(struct chronus *c, struct op *op) {
     op_push(op);
 }
 
-_Noreturn void session_forget(struct chronus *c) {
-    if (!c->over) {
+void session_forget(struct chronus *c) {
+    if (!session_group_empty(c->group))
         session_group_kill(c->group);
-        while (waitpid(-1, NULL, __WALL) < 0 && errno == EINTR)
+    if (!c->over)
+        while (waitpid(c->child.pid, NULL, __WALL) < 0 && errno == EINTR)
             ;
+    int64_t until = clock_now() + 1000000000;
+    while ((c->unfit = !session_group_empty(c->group)) && clock_now() < until)
+        poll(NULL, 0, 1);
+    int *fds[] = {&c->child.out, &c->child.err, &c->child.in, &c->child.status, &c->child.pidfd};
+    for (size_t i = 0; i < sizeof fds / sizeof *fds; i++)
+        close_fd(fds[i]);
+    while (c->ops) {
+        struct op *op = c->ops;
+        c->ops = op->next;
+        op_free(op);
     }
-    session_group_kill(c->group);
-    session_group_remove(c->s, c->id);
+    if (c->early)
+        op_free(c->early);
+    free(c->input);
+    request_free(&c->request);
     /* aether first: whoever has our answer may use the id again at once. */
-    notify(c, CTL_FORGOTTEN);
-    for (struct stranger *x = c->strangers; x; x = x->next)
+    notify(c, c->unfit ? CTL_LEAVING : CTL_FORGOTTEN);
+    for (struct stranger *x = c->strangers, *next; x; x = next) {
+        next = x->next;
         if (x->closing)
             send_ok(x->sock);
-    _exit(0);
+        else if (x->sock >= 0)
+            refuse(x->sock, "not_found", 0, "no such session");
+        stranger_free(x);
+    }
+    c->strangers = NULL;
 }
 
 void session_over(struct chronus *c) {
@@ -126,10 +144,8 @@ bool sources_open(const struct chronus *c) {
 
 /* The leader is reaped and its output drained, or given up on: whatever it left behind dies now. */
 void leader_finish(struct chronus *c) {
-    char folder[ID_MAX + 8];
     struct op *op = c->current;
-    snprintf(folder, sizeof folder, "s-%s", c->id);
-    if (unlinkat(c->s->cgroups, folder, AT_REMOVEDIR) < 0) {
+    if (!session_group_empty(c->group)) {
         session_group_kill(c->group);
         int64_t until = clock_now() + 1000000000;
         while (!session_group_empty(c->group) && clock_now() < until)
@@ -139,7 +155,6 @@ void leader_finish(struct chronus *c) {
             if (cpu > op->cpu_ns)
                 op->cpu_ns = cpu;
         }
-        session_group_remove(c->s, c->id);
     }
     drain_sources(c);
     c->drain_until = 0;

@@ -27,6 +27,7 @@ struct plan {
     const struct request *r;
     struct user user;
     char **env;
+    char user_env[4][300];
     const char *cwd;
     bool shell;
     int group, in, out, err, status; /* the child's ends */
@@ -49,9 +50,9 @@ static void env_set(char **env, int *count, char *entry) {
     env[*count] = NULL;
 }
 
-static char **env_build(const struct plan *p) {
+static char **env_build(struct plan *p) {
     const struct list *a = &p->s->spec.env, *b = &p->r->env;
-    char **env = calloc((size_t)(a->count + b->count + 8), sizeof *env), *text;
+    char **env = calloc((size_t)(a->count + b->count + 8), sizeof *env);
     int count = 0;
     if (!env)
         return NULL;
@@ -60,8 +61,8 @@ static char **env_build(const struct plan *p) {
         const char *name, *value;
     } user[] = {{"HOME", p->user.home}, {"USER", p->user.name}, {"LOGNAME", p->user.name}, {"SHELL", p->user.shell}};
     for (size_t i = 0; i < sizeof user / sizeof *user; i++)
-        if (asprintf(&text, "%s=%s", user[i].name, user[i].value) > 0)
-            env_set(env, &count, text);
+        if (snprintf(p->user_env[i], sizeof p->user_env[i], "%s=%s", user[i].name, user[i].value) > 0)
+            env_set(env, &count, p->user_env[i]);
     if (p->r->tty)
         env_set(env, &count, (char *)"TERM=xterm-256color");
     for (int i = 0; i < a->count; i++)
@@ -362,7 +363,8 @@ int spawn(struct sandbox *s, const struct request *r, int group, bool shell, str
     }
     c->pid = (int)pid;
     rc = t->code ? -1 : 0;
-out:;
+out:
+    free(p.env);
     int ends[] = {p.in, p.out, p.err, p.status};
     for (size_t i = 0; i < sizeof ends / sizeof *ends; i++)
         if (ends[i] >= 0 && (i == 0 || ends[i] != ends[i - 1]))

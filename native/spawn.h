@@ -13,6 +13,7 @@ struct request {
 };
 
 int request_parse(struct request *r, const struct frame *f, struct trouble *t);
+void request_free(struct request *r);
 
 struct child {
     int pid, pidfd, guest_pid;

@@ -42,12 +42,7 @@ static void fuzz_request(const struct frame *f) {
         assert(t.code && t.message[0]);
     else
         assert(r.id && r.output_limit >= 0);
-    char *texts[] = {r.id, r.op_id, r.shell_text, r.cwd, r.user};
-    for (size_t i = 0; i < sizeof texts / sizeof *texts; i++)
-        free(texts[i]);
-    list_free(&r.args);
-    list_free(&r.env);
-    list_free(&r.rlimits);
+    request_free(&r);
 }
 
 static void fuzz_inbox(const uint8_t *data, size_t size) {
