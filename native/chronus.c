@@ -62,10 +62,10 @@ static void clock_tick(struct chronus *c) {
     if (c->kill_at && now >= c->kill_at) {
         c->kill_at = 0;
         if (!c->shell) {
-            session_group_kill(c->group);
+            kill_tree(c);
         } else if (session_group_signal(c->group, SIGKILL, shell_pid) == 0) {
             /* Nothing but the shell itself is left, and it does not stop: the session ends with it. */
-            session_group_kill(c->group);
+            kill_tree(c);
         } else {
             c->kill_at = now + 500000000;
         }

@@ -29,7 +29,7 @@ struct chronus {
     const char *id;
     int ctl, group;
     bool shell, background, over; /* over: the leader has gone */
-    bool close_wanted, unfit;     /* unfit: something of the session stays, so this process takes no other */
+    bool close_wanted, unfit;     /* unfit: the group was killed or something stays in it, so this process takes no other session */
     struct child child;
     struct op *ops, *current, *early; /* early: output of a shell between two commands, which the next one gets */
     struct stranger *strangers;
@@ -56,6 +56,7 @@ int64_t group_frozen_ns(int group, int64_t now);
 void close_fd(int *fd);
 struct op *op_find(struct chronus *c, const char *id);
 void op_end(struct chronus *c, struct op *op);
+int kill_tree(struct chronus *c);
 /* Kills what is left, frees what was kept, tells aether, answers whoever asked for the end. */
 void session_forget(struct chronus *c);
 void session_over(struct chronus *c);

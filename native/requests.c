@@ -23,7 +23,7 @@ static int deliver(struct chronus *c, int signum, bool tree, struct trouble *t) 
     if (signum < 1 || signum >= 65)
         return fail(t, "invalid_argument", "signal", 0, "there is no signal %d", signum);
     if (tree && signum == SIGKILL)
-        return session_group_kill(c->group);
+        return kill_tree(c);
     if (tree)
         return session_group_signal(c->group, signum, 0), 0;
     if (syscall(SYS_pidfd_send_signal, c->child.pidfd, signum, NULL, 0) < 0)

@@ -68,15 +68,26 @@ void op_end(struct chronus *c, struct op *op) {
     op_push(op);
 }
 
+/*
+ * A group that was once killed is not used again: the kernel ends a process that is cloned into it from a group whose count of kills is
+ * another (seen on Linux 6.18).
+ */
+int kill_tree(struct chronus *c) {
+    c->unfit = true;
+    return session_group_kill(c->group);
+}
+
 void session_forget(struct chronus *c) {
     if (!session_group_empty(c->group))
-        session_group_kill(c->group);
+        kill_tree(c);
     if (!c->over)
         while (waitpid(c->child.pid, NULL, __WALL) < 0 && errno == EINTR)
             ;
     int64_t until = clock_now() + 1000000000;
-    while ((c->unfit = !session_group_empty(c->group)) && clock_now() < until)
+    while (!session_group_empty(c->group) && clock_now() < until)
         poll(NULL, 0, 1);
+    if (!session_group_empty(c->group))
+        c->unfit = true;
     int *fds[] = {&c->child.out, &c->child.err, &c->child.in, &c->child.status, &c->child.pidfd};
     for (size_t i = 0; i < sizeof fds / sizeof *fds; i++)
         close_fd(fds[i]);
@@ -146,7 +157,7 @@ bool sources_open(const struct chronus *c) {
 void leader_finish(struct chronus *c) {
     struct op *op = c->current;
     if (!session_group_empty(c->group)) {
-        session_group_kill(c->group);
+        kill_tree(c);
         int64_t until = clock_now() + 1000000000;
         while (!session_group_empty(c->group) && clock_now() < until)
             poll(NULL, 0, 1);
