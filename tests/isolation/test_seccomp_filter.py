@@ -118,6 +118,15 @@ def test_a_new_time_namespace_is_refused_where_it_can_be_asked_for(call):
     assert call("unshare", 0x80) == refused(errno.EPERM)
 
 
+def test_no_process_is_made_as_a_child_of_its_makers_parent(call):
+    assert call("clone", 0x8000 | 17) == refused(errno.EPERM)
+
+
+@pytest.mark.parametrize("name", ["io_setup", "io_destroy", "io_submit", "io_cancel", "io_getevents", "io_pgetevents"])
+def test_the_hosts_stock_of_asynchronous_io_is_not_there(call, name):
+    assert call(name) == refused(errno.ENOSYS)
+
+
 def test_clone3_sends_libc_back_to_clone(call):
     assert call("clone3") == refused(errno.ENOSYS)
 
