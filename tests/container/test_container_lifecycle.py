@@ -103,6 +103,11 @@ async def aether_stopped(box, boxes):
     os.kill(aether_pid(box), signal.SIGSTOP)
 
 
+async def aether_stopped_with_a_full_backlog(box, boxes):
+    await aether_stopped(box, boxes)
+    await fill_backlog(box)
+
+
 async def aether_dead_while_paused(box, boxes):
     await paused(box, boxes)
     os.kill(aether_pid(box), signal.SIGKILL)
@@ -122,6 +127,16 @@ async def unread_stream(box, boxes):
     await box.channel.attach("op", credit=4096)
 
 
+async def fill_backlog(box):
+    """Until the kernel takes no more connections; they stay, also when they are hung up."""
+    while True:
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK) as sock:
+            try:
+                sock.connect(box.channel.socket_path)
+            except BlockingIOError:
+                return
+
+
 def kill_init(box):
     """The sandbox's pid 1: the only process of its group that none inside is the parent of."""
     pids = [int(pid) for pid in (box.group() / "cgroup.procs").read_text().split()]
@@ -135,17 +150,31 @@ def kill_init(box):
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "state",
-    [running, paused, aether_dead, aether_stopped, aether_dead_while_paused, init_dead, already_destroyed, unread_stream],
+    [
+        running,
+        paused,
+        aether_dead,
+        aether_stopped,
+        aether_stopped_with_a_full_backlog,
+        aether_dead_while_paused,
+        init_dead,
+        already_destroyed,
+        unread_stream,
+    ],
     ids=lambda state: state.__name__,
 )
-async def test_destroy_leaves_nothing_in_whatever_state(boxes, home, state, monkeypatch):
+async def test_destroy_leaves_nothing_in_whatever_state(boxes, home, until, state, monkeypatch):
     monkeypatch.setattr("dsec.backends.container.removal.STOP_SECONDS", 1.0)
+    monkeypatch.setattr("dsec.backends.container.conversation.CONNECT_SECONDS", 0.5)
     box = await boxes()
+    aether = aether_pid(box)
     await state(box, boxes)
-    pids = inhabitants(home, box.spec.sandbox_id)
-    await boxes.backend.destroy(box.spec)
+    pids = inhabitants(home, box.spec.sandbox_id) | {aether, *children(aether)}
+    async with asyncio.timeout(15):
+        await boxes.backend.destroy(box.spec)
     assert traces(home, box.spec.sandbox_id) == []
-    assert [pid for pid in pids if alive(pid)] == []
+    assert not alive(aether)
+    await until(lambda: not any(map(alive, pids)), 2)
     await boxes.backend.destroy(box.spec)
     with pytest.raises(SandboxFailed) as caught:
         await box.run("true")
@@ -160,6 +189,13 @@ def inhabitants(home, sandbox_id):
             with contextlib.suppress(OSError):  # a session's group may go meanwhile
                 pids |= {int(pid) for pid in procs.read_text().split()}
     return pids
+
+
+def children(pid):
+    try:
+        return {int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()}
+    except OSError:
+        return set()
 
 
 def alive(pid):
@@ -259,6 +295,26 @@ async def test_a_dead_sandbox_or_another_generation_is_not_adopted(boxes, home):
         assert await second.adopt(msgspec.structs.replace(box.spec, generation=2)) is None
         os.kill(aether_pid(box), signal.SIGKILL)
         assert await second.adopt(box.spec) is None
+    finally:
+        await second.aclose()
+
+
+@pytest.mark.slow
+async def test_a_sandbox_that_hangs_is_not_adopted_and_can_be_destroyed(boxes, home, until, monkeypatch):
+    monkeypatch.setattr("dsec.backends.container.conversation.CONNECT_SECONDS", 0.2)
+    box = await boxes()
+    aether = aether_pid(box)
+    await aether_stopped_with_a_full_backlog(box, boxes)
+    pids = inhabitants(home, box.spec.sandbox_id) | children(aether)
+    second = home.backend()
+    await second.open(lambda *_: None)
+    try:
+        assert await second.adopt(box.spec) is None
+        assert alive(aether)
+        await second.destroy(box.spec)
+        assert not alive(aether)
+        await until(lambda: not any(map(alive, pids)), 2)
+        assert traces(home, box.spec.sandbox_id) == []
     finally:
         await second.aclose()
 

@@ -6,13 +6,13 @@ import asyncio
 import contextlib
 import os
 import signal
-import socket
-import struct
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Final, Protocol
 
 from dsec.backends.container import wire
 from dsec.backends.container.conversation import RequestConversation, connect
+from dsec.kernel.pidfd import has_ended, open_process, send_signal
 from dsec.network.nat import NatNetwork
 from dsec.resources.cgroups import CgroupDriver
 from libdsec.errors import DSecError
@@ -20,6 +20,7 @@ from libdsec.errors import DSecError
 __all__ = ["Remains", "stop"]
 
 STOP_SECONDS: Final = 20.0
+DEATH_SECONDS: Final = 5.0
 
 
 class _Releases(Protocol):
@@ -88,35 +89,51 @@ class Remains:
             raise DSecError(f"{self.sandbox_id} is not wholly removed: {'; '.join(failures)}", cause="leak", ran="ran")
 
     def _kill_aether(self) -> None:
-        """An aether that listens but does not stop. Its pid is what the kernel notes of the listener."""
-        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK | socket.SOCK_CLOEXEC) as sock:
-            try:
-                sock.connect(self.socket_path)
-            except OSError:
-                return
-            pid, _, _ = struct.unpack("3i", sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
-            if pid <= 0:
-                return
-            try:
-                fd = os.pidfd_open(pid)
-            except ProcessLookupError:
-                return
-            try:
-                # If the connection still stands now that the descriptor is taken, the pid had not gone to another process before.
-                if _stands(sock):
-                    with contextlib.suppress(ProcessLookupError):
-                        signal.pidfd_send_signal(fd, signal.SIGKILL)
-            finally:
-                os.close(fd)
+        """One that is there but does not stop: it hangs, is stopped by a signal, or takes no more connections.
+
+        It is known by the socket that is bound to its path, which needs no answer of it, and holds too after a restart that could not
+        adopt the sandbox. Raises DSecError if it outlives this.
+        """
+        with contextlib.ExitStack() as stack:
+            for fd in _bound(self.socket_path):
+                stack.callback(os.close, fd)
+                send_signal(fd, signal.SIGKILL)
+                if not has_ended(fd, DEATH_SECONDS):
+                    raise DSecError(f"the aether of {self.sandbox_id} does not die", cause="leak", ran="ran")
 
 
-def _stands(sock: socket.socket) -> bool:
+def _bound(path: str) -> Iterator[int]:
+    """Descriptors of the processes called aether that hold a socket bound to `path`, listening or not yet; the caller closes them."""
+    # Accepted connections carry the path of their listener too: what tells them apart is the state, 01 for "not connected".
+    sockets: set[str] = set()
+    for line in Path("/proc/net/unix").read_text(errors="surrogateescape").splitlines():
+        fields = line.split(None, 7)
+        if len(fields) == 8 and fields[7] == path and fields[5] == "01":
+            sockets.add(f"socket:[{fields[6]}]")
+    for pid in map(int, filter(str.isdigit, os.listdir("/proc") if sockets else ())):
+        if _name(pid) != "aether" or (fd := open_process(pid)) is None:
+            continue
+        # Looked at only now that the descriptor is taken: before, the pid could have gone to another process.
+        if sockets & _files(pid):
+            yield fd
+        else:
+            os.close(fd)
+
+
+def _name(pid: int) -> str:
     try:
-        return sock.recv(1, socket.MSG_PEEK) != b""
-    except BlockingIOError:
-        return True
+        return Path(f"/proc/{pid}/comm").read_text(errors="replace").strip()
     except OSError:
-        return False
+        return ""
+
+
+def _files(pid: int) -> set[str]:
+    found: set[str] = set()
+    with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+        for number in os.listdir(f"/proc/{pid}/fd"):
+            with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+                found.add(os.readlink(f"/proc/{pid}/fd/{number}"))
+    return found
 
 
 def _unlink(path: str) -> None:
