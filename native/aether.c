@@ -20,6 +20,7 @@
 #include <unistd.h>
 
 #define SPARES   4                  /* chronuses that wait for a session */
+#define START_NS (5 * 1000000000LL) /* how long a command may take to be executed; a guest can hold it up */
 #define SPARE_NS (3 * 1000000000LL) /* and for how long */
 
 enum what { LISTENER, CHILDREN, GUEST_INIT, WATCHER, STRANGER, SESSION, SPARE };
@@ -33,7 +34,7 @@ struct node {
     char id[ID_MAX + 1];
     int pid;
     bool lost;
-    bool running, shell, background;
+    bool starting, running, shell, background; /* starting: its program is not executed yet */
     int64_t leader, started_real;
 };
 
@@ -42,7 +43,7 @@ struct aether {
     int epoll, floor;
     struct node listener, children, init;
     struct node *watchers, *strangers, *sessions, *spares;
-    int session_count, spare_count;
+    int session_count, spare_count, starting_count;
     int *helpers; /* pids of files and connect processes */
     int helper_count, helper_cap;
     bool dead; /* init is gone */
@@ -211,10 +212,10 @@ static struct node *chronus_fork(struct aether *a, int conn, const char *id) {
 
 static struct node *spare_use(struct aether *a, int conn, const char *id) {
     char message[ID_MAX + 2];
-    int length = snprintf(message, sizeof message, "%c%s", CTL_NEW, id);
+    size_t length = (size_t)snprintf(message, sizeof message, "%c%s", CTL_NEW, id);
     while (a->spares) {
         struct node *n = a->spares;
-        if (send_all(n->fd, message, (size_t)length, conn) == 0) {
+        if (send_now(n->fd, message, length, conn) == 0) {
             a->spares = n->next;
             a->spare_count--;
             return n;
@@ -233,7 +234,9 @@ static void session_start(struct aether *a, int conn, const char *id) {
     n->what = SESSION;
     snprintf(n->id, sizeof n->id, "%s", id);
     /* Until its chronus says otherwise: whoever asks must not take a session that is just starting for one that has ended. */
-    n->running = true;
+    n->running = n->starting = true;
+    n->since = now_ns(CLOCK_MONOTONIC);
+    a->starting_count++;
     n->leader = 0;
     n->started_real = now_ns(CLOCK_REALTIME);
     n->next = a->sessions;
@@ -241,7 +244,13 @@ static void session_start(struct aether *a, int conn, const char *id) {
     a->session_count++;
 }
 
+static void session_began(struct aether *a, struct node *n) {
+    a->starting_count -= n->starting;
+    n->starting = false;
+}
+
 static void session_remove(struct aether *a, struct node *n) {
+    session_began(a, n);
     a->session_count--;
     node_remove(a, &a->sessions, n, true);
 }
@@ -257,6 +266,7 @@ static void session_lost(struct aether *a, struct node *n) {
         close(group);
     }
     session_group_remove(&a->s, n->pid);
+    session_began(a, n);
     n->lost = true;
     n->running = false;
     tell_watchers(a, 3, "lost", n->id);
@@ -266,6 +276,7 @@ static void session_forgotten(struct aether *a, struct node *n, bool leaving) {
     if (leaving || a->dead || a->spare_count >= SPARES)
         return session_remove(a, n);
     a->session_count--;
+    session_began(a, n);
     list_remove(&a->sessions, n);
     spare_keep(a, n);
 }
@@ -287,6 +298,7 @@ static int session_notes(struct aether *a, struct node *n) {
             session_forgotten(a, n, note.kind == CTL_LEAVING);
             return -1;
         }
+        session_began(a, n);
         n->leader = note.pid;
         n->background = note.background;
         n->shell = note.is_shell;
@@ -296,6 +308,20 @@ static int session_notes(struct aether *a, struct node *n) {
             n->running = false;
             tell_watchers(a, 3, "", n->id);
         }
+    }
+}
+
+/*
+ * Until its program is executed a chronus sleeps in vfork, and a guest can hold that up: by stopping our child, or by a lease on the
+ * program. What is in the group is killed then, and chronus wakes to say so.
+ */
+static void starts_watch(struct aether *a, int64_t now) {
+    for (struct node *n = a->sessions; a->starting_count && n; n = n->next) {
+        int group = n->starting && now - n->since > START_NS ? session_group_make(&a->s, n->pid) : -1;
+        if (group < 0)
+            continue;
+        session_group_kill(group);
+        close(group);
     }
 }
 
@@ -369,36 +395,39 @@ static bool wait_child(int pid, int64_t deadline) {
 }
 
 _Noreturn static void stop(struct aether *a, int conn) {
-    if (!a->dead) {
+    struct node *lists[] = {a->sessions, a->spares};
+    bool gone = true;
+    if (!a->dead)
         kill(a->s.init_pid, SIGKILL);
-        wait_child(a->s.init_pid, now_ns(CLOCK_MONOTONIC) + 10000000000LL);
-        a->s.init_pid = 0;
-    }
-    int64_t soon = now_ns(CLOCK_MONOTONIC) + 2000000000LL;
     for (int i = 0; i < a->helper_count; i++)
         kill(a->helpers[i], SIGKILL);
-    struct node *lists[] = {a->sessions, a->spares};
+    /* Before init is waited for: it cannot end while a chronus has children of its namespace to reap. */
     for (int i = 0; i < 2; i++)
         for (struct node *n = lists[i]; n; n = n->next)
             if (n->fd >= 0)
                 close(n->fd);
+    int64_t soon = now_ns(CLOCK_MONOTONIC) + 2000000000LL;
     for (int i = 0; i < 2; i++)
         for (struct node *n = lists[i]; n; n = n->next)
             if (!n->lost && !wait_child(n->pid, soon)) {
                 kill(n->pid, SIGKILL);
                 wait_child(n->pid, soon + 1000000000LL);
             }
-    int left = cgroups_remove(&a->s);
+    if (!a->dead)
+        gone = wait_child(a->s.init_pid, now_ns(CLOCK_MONOTONIC) + 10000000000LL);
     a->s.init_pid = 0;
+    int left = cgroups_remove(&a->s);
     sandbox_undo(&a->s);
-    if (conn >= 0 && left) {
-        struct trouble t = {.ran = 1};
+    struct trouble t = {.ran = 1};
+    if (!gone)
+        fail(&t, "internal", NULL, 0, "a process of %s does not end", a->s.spec.sandbox_id);
+    else if (left)
         fail(&t, "internal", NULL, 0, "%d cgroups of %s could not be removed", left, a->s.spec.sandbox_id);
+    if (conn >= 0 && t.code)
         send_trouble(conn, &t);
-    } else if (conn >= 0) {
+    else if (conn >= 0)
         send_ok(conn);
-    }
-    _exit(left ? 1 : 0);
+    _exit(t.code ? 1 : 0);
 }
 
 /* SESSION_ID as the first field of the frame at the front, without taking it. */
@@ -414,6 +443,7 @@ static bool peek_id(const uint8_t *p, size_t n, char *id) {
 }
 
 static void route(struct aether *a, struct node *x, int kind, const char *id) {
+    const char handed = CTL_HANDED;
     struct node *n = id ? session_find(a, id) : NULL;
     if (n && session_notes(a, n) < 0)
         n = NULL;
@@ -442,8 +472,9 @@ static void route(struct aether *a, struct node *x, int kind, const char *id) {
             }
             return refuse(x->fd, "outcome_unknown", 2, "the session's chronus died; how its command ended is not known");
         }
-        if (send_all(n->fd, "h", 1, x->fd) < 0)
-            refuse(x->fd, "not_found", 0, "the session has just ended");
+        if (send_now(n->fd, &handed, 1, x->fd) < 0)
+            refuse(x->fd, errno == EAGAIN ? "overloaded" : "not_found", 0,
+                   errno == EAGAIN ? "the session does not take its requests" : "the session has just ended");
         return;
     default: return refuse(x->fd, "invalid_argument", 0, "unknown request");
     }
@@ -514,7 +545,7 @@ static void serve(struct aether *a) {
     struct epoll_event e;
     for (;;) {
         /* One at a time: handling one may free another. */
-        int n = epoll_wait(a->epoll, &e, 1, a->spares ? 1000 : a->strangers ? 10000 : -1);
+        int n = epoll_wait(a->epoll, &e, 1, a->spares || a->starting_count ? 1000 : a->strangers ? 10000 : -1);
         if (n == 1)
             handle(a, e.data.ptr);
         int64_t now = now_ns(CLOCK_MONOTONIC);
@@ -524,14 +555,15 @@ static void serve(struct aether *a) {
                 node_remove(a, &a->strangers, x, true);
         }
         spares_expire(a, now);
+        starts_watch(a, now);
     }
 }
 
 /* Above all that a child inherits. Gaps below are filled, so that whatever is opened from here on lies above. */
 static int floor_of(const struct aether *a) {
     const struct sandbox *s = &a->s;
-    const int kept[] = {s->host->root, s->host->proc, s->host->empty_ns, s->init_pidfd, s->userns,
-                        s->root,       s->devpts,     s->meminfo,        s->cgroups,    s->oom};
+    const int kept[] = {s->host->root, s->host->proc, s->host->empty_ns, s->init_pidfd, s->userns, s->root,
+                        s->devpts,     s->null,       s->meminfo,        s->cgroups,    s->oom};
     int highest = a->children.fd > a->epoll ? a->children.fd : a->epoll, fd;
     for (size_t i = 0; i < sizeof kept / sizeof *kept; i++)
         if (kept[i] > highest)
@@ -558,6 +590,7 @@ _Noreturn void aether_main(const struct host *h, struct frame *launch, int birth
                            .userns = -1,
                            .root = -1,
                            .devpts = -1,
+                           .null = -1,
                            .meminfo = -1,
                            .cgroups = -1,
                            .oom = -1};

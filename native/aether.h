@@ -23,10 +23,12 @@ struct sandbox {
     struct spec spec;
     const struct host *host;
     int birth, listener;
+    bool bound;
     int init_pid, init_pidfd;
     int userns;
     int root;    /* O_PATH of the sandbox's / */
     int devpts;  /* its devpts mount */
+    int null;    /* its /dev/null */
     int meminfo; /* write end of what /proc/meminfo shows, or -1 */
     int cgroups; /* O_PATH of the folder in which sessions make theirs, or -1 */
     int oom;     /* read end of OOM_FILE, or -1 */
@@ -57,8 +59,11 @@ int userns_make(const struct host *h, int64_t base, int64_t count, struct troubl
 int overlay_make(const struct sandbox *s, struct trouble *t);
 int own_make(struct sandbox *s, struct trouble *t);
 int shared_faces_make(const struct sandbox *s, struct trouble *t);
-/* In the new init: assembles the root from the overlay and switches to it. Sends devpts' descriptor by *devpts. */
-int root_assemble(const struct sandbox *s, int overlay, int own, int *devpts, struct trouble *t);
+struct devices {
+    int pts, null;
+};
+/* In the new init: assembles the root from the overlay and switches to it. */
+int root_assemble(const struct sandbox *s, int overlay, int own, struct devices *made, struct trouble *t);
 void meminfo_refresh(const struct sandbox *s);
 
 /* born.c */

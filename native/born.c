@@ -66,7 +66,7 @@ void rename_process(const struct host *h, const char *name, const char *title) {
 /* What aether makes while init makes its namespaces: the overlay, the sandbox's own tmpfs, its user namespace, the groups to join. */
 enum { OVERLAY, OWN, USERNS, JOINS };
 
-static int init_prepare(struct sandbox *s, int status, int *devpts, struct trouble *t) {
+static int init_prepare(struct sandbox *s, int status, struct devices *made, struct trouble *t) {
     int fds[JOINS + MAX_JOINS], count;
     if (setns(s->host->empty_ns, CLONE_NEWNS) < 0 || unshare(CLONE_NEWNS | CLONE_NEWNET | CLONE_NEWUTS | CLONE_NEWIPC) < 0)
         return fail(t, "overloaded", NULL, -1, "cannot make the sandbox's namespaces");
@@ -84,12 +84,12 @@ static int init_prepare(struct sandbox *s, int status, int *devpts, struct troub
         return -1;
     if (unshare(CLONE_NEWCGROUP) < 0)
         return fail(t, "internal", NULL, -1, "cannot make a cgroup namespace");
-    if (root_assemble(s, fds[OVERLAY], fds[OWN], devpts, t) < 0)
+    if (root_assemble(s, fds[OVERLAY], fds[OWN], made, t) < 0)
         return -1;
     if (setns(s->userns, CLONE_NEWUSER) < 0 || setgroups(0, NULL) < 0 || setresgid(0, 0, 0) < 0 || setresuid(0, 0, 0) < 0)
         return fail(t, "internal", NULL, -1, "cannot enter the user namespace");
     /* Only now: a change of ids clears it. */
-    if (prctl(PR_SET_PDEATHSIG, SIGKILL) < 0 || capabilities_drop_all() < 0)
+    if (prctl(PR_SET_DUMPABLE, 0) < 0 || prctl(PR_SET_PDEATHSIG, SIGKILL) < 0 || capabilities_drop_all() < 0)
         return fail(t, "internal", NULL, -1, "cannot drop capabilities");
     return 0;
 }
@@ -97,15 +97,15 @@ static int init_prepare(struct sandbox *s, int status, int *devpts, struct troub
 _Noreturn static void init_main(struct sandbox *s, int status) {
     struct trouble t = {0};
     sigset_t all;
-    int devpts = -1;
+    struct devices made = {-1, -1};
     sigfillset(&all);
     sigprocmask(SIG_SETMASK, &all, NULL);
     signal(SIGCHLD, SIG_DFL);
     rename_process(s->host, "init", "init");
-    int rc = init_prepare(s, status, &devpts, &t);
+    int rc = init_prepare(s, status, &made, &t);
     if (rc < 0)
         t.ran = 1; /* marks "there is trouble" for aether, which sets it right */
-    if (send_all(status, &t, sizeof t, devpts) < 0 || rc < 0)
+    if (send_all(status, &t, sizeof t, -1) < 0 || rc < 0 || send_fds(status, (int[]){made.pts, made.null}, 2) < 0)
         _exit(1);
     close_range(0, ~0U, 0);
     init_loop();
@@ -120,22 +120,20 @@ static int init_clone(struct sandbox *s) {
     return (int)syscall(SYS_clone3, &args, sizeof args);
 }
 
-static int init_await(int status, int *devpts, struct trouble *t) {
-    struct inbox in = {0};
-    int rc = -1;
-    while (in.len < sizeof *t) {
-        struct pollfd p = {.fd = status, .events = POLLIN};
-        if (poll(&p, 1, 30000) <= 0 || inbox_fill(&in, status, devpts) <= 0) {
-            fail(t, "internal", NULL, 0, "the sandbox's init died while it was set up");
-            goto out;
-        }
-    }
-    memcpy(t, in.buf, sizeof *t);
-    rc = t->ran ? -1 : 0;
+static int init_await(struct sandbox *s, int status, struct trouble *t) {
+    int fds[2];
+    set_timeouts(status, 30);
+    if (recv(status, t, sizeof *t, MSG_WAITALL) != (ssize_t)sizeof *t)
+        return fail(t, "internal", NULL, 0, "the sandbox's init died while it was set up");
+    int failed = t->ran;
     t->ran = 0;
-out:
-    inbox_free(&in);
-    return rc;
+    if (failed)
+        return -1;
+    if (recv_fds(status, fds, 2) != 2)
+        return fail(t, "internal", NULL, 0, "the sandbox's init died when it was set up");
+    s->devpts = fds[0];
+    s->null = fds[1];
+    return 0;
 }
 
 static int socket_bind(struct sandbox *s, struct trouble *t) {
@@ -149,6 +147,7 @@ static int socket_bind(struct sandbox *s, struct trouble *t) {
     umask(022);
     if (rc < 0)
         return fail(t, "internal", NULL, -1, "cannot bind %s", s->spec.socket_path);
+    s->bound = true;
     return 0;
 }
 
@@ -196,7 +195,7 @@ int sandbox_start(struct sandbox *s, struct trouble *t) {
         fail(t, "overloaded", NULL, -1, "cannot clone the sandbox's init");
         goto out;
     }
-    if (parts_make(s, status[0], t) < 0 || init_await(status[0], &s->devpts, t) < 0)
+    if (parts_make(s, status[0], t) < 0 || init_await(s, status[0], t) < 0)
         goto out;
     char path[32];
     snprintf(path, sizeof path, "%d/root", s->init_pid);
@@ -221,6 +220,6 @@ void sandbox_undo(struct sandbox *s) {
     const char *path = s->spec.socket_path;
     while (path && *path == '/')
         path++;
-    if (s->listener >= 0 && path)
+    if (s->bound && path)
         unlinkat(s->host->root, path, 0);
 }

@@ -11,6 +11,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
+#include <sys/syscall.h>
 #include <unistd.h>
 
 static const char *below_root(const char *path) {
@@ -102,46 +103,57 @@ int session_group_make(const struct sandbox *s, int pid) {
     return openat(s->cgroups, folder, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
 }
 
-/* Calls act for each pid in the group; how many there were. */
-static int each_process(int group, int signum, int except) {
+#define AT_ONCE 256
+
+/* Up to `max` pids of the group but `except`. */
+static int group_pids(int group, int *pids, int max, int except) {
     char buf[4096];
     size_t have = 0;
     int count = 0, fd = openat(group, "cgroup.procs", O_RDONLY | O_CLOEXEC);
-    if (fd < 0)
-        return 0;
-    for (;;) {
-        ssize_t n = read(fd, buf + have, sizeof buf - 1 - have);
-        if (n <= 0)
-            break;
+    ssize_t n;
+    while (fd >= 0 && count < max && (n = read(fd, buf + have, sizeof buf - 1 - have)) > 0) {
         have += (size_t)n;
         buf[have] = 0;
         char *at = buf, *end;
-        while ((end = strchr(at, '\n'))) {
+        while (count < max && (end = strchr(at, '\n'))) {
             int pid = atoi(at);
             at = end + 1;
-            if (pid <= 0 || pid == except)
-                continue;
-            count++;
-            /* Between the reading and the signal the pid may have gone and come again: the descriptor is checked against the group. */
-            int pidfd = signum ? open_pidfd(pid) : -1;
-            if (pidfd >= 0) {
-                syscall(424 /* pidfd_send_signal */, pidfd, signum, NULL, 0);
-                close(pidfd);
-            }
+            if (pid > 0 && pid != except)
+                pids[count++] = pid;
         }
         have -= (size_t)(at - buf);
         memmove(buf, at, have);
     }
-    close(fd);
+    if (fd >= 0)
+        close(fd);
     return count;
 }
 
+/*
+ * A pid that was read may be another process' when it is used. So descriptors are opened first and the group is read again: where a pid is
+ * still in it, its descriptor is of that process, or of one that has gone in between, which no signal reaches.
+ */
 int session_group_signal(int group, int signum, int except) {
-    return each_process(group, signum, except);
+    int first[AT_ONCE], again[AT_ONCE], pidfds[AT_ONCE];
+    int count = group_pids(group, first, AT_ONCE, except);
+    for (int i = 0; i < count; i++)
+        pidfds[i] = open_pidfd(first[i]);
+    int still = group_pids(group, again, AT_ONCE, except);
+    for (int i = 0; i < count; i++) {
+        for (int k = 0; pidfds[i] >= 0 && k < still; k++)
+            if (again[k] == first[i]) {
+                syscall(SYS_pidfd_send_signal, pidfds[i], signum, NULL, 0);
+                break;
+            }
+        if (pidfds[i] >= 0)
+            close(pidfds[i]);
+    }
+    return count;
 }
 
 bool session_group_empty(int group) {
-    return each_process(group, 0, 0) == 0;
+    int pid;
+    return group_pids(group, &pid, 1, 0) == 0;
 }
 
 /* cgroup.kill (v2, Linux 5.14), else kill what is there until nothing is. */

@@ -24,8 +24,11 @@ static int64_t next_wake(const struct chronus *c) {
     for (size_t i = 0; i < sizeof times / sizeof *times; i++)
         if (times[i] && times[i] < at)
             at = times[i];
-    if (c->current && c->current->blocked_since && c->current->blocked_since + STALL_NS < at)
-        at = c->current->blocked_since + STALL_NS;
+    for (int i = 0; i < 2 && c->current; i++)
+        if (c->current->blocked_since[i] && c->current->blocked_since[i] + STALL_NS < at)
+            at = c->current->blocked_since[i] + STALL_NS;
+    if (c->unreaped_since && now + REAP_NS < at)
+        at = now + REAP_NS;
     if (c->current && c->current->held_until && c->current->held_until < at)
         at = c->current->held_until;
     for (struct stranger *x = c->strangers; x; x = x->next)
@@ -33,45 +36,60 @@ static int64_t next_wake(const struct chronus *c) {
             at = x->since + GREETING_NS;
     if (!c->over && c->s->meminfo >= 0 && now + MEMINFO_NS < at)
         at = now + MEMINFO_NS;
-    return at == INT64_MAX ? -1 : at <= now ? 0 : (at - now + 999999) / 1000000;
+    if (at == INT64_MAX)
+        return -1;
+    /* poll counts in int milliseconds */
+    int64_t ms = at <= now ? 0 : (at - now + 999999) / 1000000;
+    return ms > 3600000 ? 3600000 : ms;
 }
 
 /* Time that the sandbox spent frozen is not the command's: its deadline moves on by as much. Linux before 6.18 does not count it, only
  * tells. */
-static bool deadline_moves(struct chronus *c, int64_t now) {
+static bool deadline_moves(struct chronus *c, int64_t *deadline, int64_t now) {
     int64_t frozen = group_frozen_ns(c->group, now), more = frozen - c->frozen_before;
     if (more <= 0)
         return false;
     c->frozen_before = frozen;
-    c->deadline += more;
-    if (c->deadline < now + 100000000)
-        c->deadline = now + 100000000;
+    *deadline += more;
+    if (*deadline < now + 100000000)
+        *deadline = now + 100000000;
     return true;
+}
+
+/* A source that a live reader keeps waiting is not at its end, though nothing comes from it. */
+static bool source_blocked(struct chronus *c, int64_t now) {
+    return c->current && ((c->child.out >= 0 && op_blocked(c->current, 0, now)) || (c->child.err >= 0 && op_blocked(c->current, 1, now)));
+}
+
+static void grace_over(struct chronus *c, int64_t now) {
+    int shell_pid = c->shell ? c->child.pid : 0;
+    c->kill_at = 0;
+    if (c->shell && session_group_signal(c->group, SIGKILL, shell_pid) > 0)
+        c->kill_at = now + 500000000;
+    else
+        /* Of a shell session nothing but the shell itself is left, and it does not stop: the session ends with it. */
+        kill_tree(c);
 }
 
 static void clock_tick(struct chronus *c) {
     int64_t now = clock_now();
-    int shell_pid = c->shell ? c->child.pid : 0;
-    if (c->deadline && now >= c->deadline && !deadline_moves(c, now)) {
+    if (c->deadline && now >= c->deadline && !deadline_moves(c, &c->deadline, now)) {
         c->deadline = 0;
         c->kill_at = now + c->request.grace_ns;
         if (c->current)
             c->current->timed_out = true;
-        session_group_signal(c->group, SIGTERM, shell_pid);
+        session_group_signal(c->group, SIGTERM, c->shell ? c->child.pid : 0);
     }
-    if (c->kill_at && now >= c->kill_at) {
-        c->kill_at = 0;
-        if (!c->shell) {
-            kill_tree(c);
-        } else if (session_group_signal(c->group, SIGKILL, shell_pid) == 0) {
-            /* Nothing but the shell itself is left, and it does not stop: the session ends with it. */
-            kill_tree(c);
-        } else {
-            c->kill_at = now + 500000000;
-        }
+    if (c->kill_at && now >= c->kill_at && !deadline_moves(c, &c->kill_at, now))
+        grace_over(c, now);
+    if (c->unreaped_since)
+        leader_reap(c);
+    if (c->drain_until && (now >= c->drain_until || !sources_open(c))) {
+        if (source_blocked(c, now))
+            c->drain_until = now + DRAIN_NS;
+        else
+            leader_finish(c);
     }
-    if (c->drain_until && (now >= c->drain_until || !sources_open(c)))
-        leader_finish(c);
     if (c->current)
         op_drop_stalled(c->current, now, STALL_NS);
 }
@@ -97,10 +115,8 @@ static struct pollfd *wait_for(struct wait *w, int fd, short events) {
 }
 
 static void wait_source(struct wait *w, struct op *op, int stream, int fd) {
-    if (!op || op_has_room(op, stream))
+    if (fd >= 0 && (!op || !op_blocked(op, stream, clock_now())))
         wait_for(w, fd, POLLIN);
-    else if (!op->blocked_since)
-        op->blocked_since = clock_now();
 }
 
 static void wait_build(struct chronus *c, struct wait *w) {
@@ -110,7 +126,8 @@ static void wait_build(struct chronus *c, struct wait *w) {
         for (struct reader *r = op->readers; r; r = r->next)
             r->full = !r->dead && reader_push(op, r);
     wait_for(w, c->ctl, POLLIN);
-    wait_for(w, c->child.pidfd, POLLIN);
+    if (!c->unreaped_since)
+        wait_for(w, c->child.pidfd, POLLIN);
     wait_for(w, c->child.status, POLLIN);
     struct op *op = c->current ? c->current : c->early;
     wait_source(w, op, 0, c->child.out);
@@ -147,6 +164,23 @@ static char ctl_take(const struct sandbox *s, int ctl, char *id, int *conn, int 
     }
     inbox_free(&in);
     return kind;
+}
+
+/* What aether has still sent to a chronus that leaves. */
+static void ctl_refuse(int ctl) {
+    for (;;) {
+        struct inbox in = {0};
+        int conn = -1;
+        struct pollfd p = {.fd = ctl, .events = POLLIN};
+        long n = poll(&p, 1, 0) == 1 ? inbox_fill(&in, ctl, &conn) : -1;
+        inbox_free(&in);
+        if (n <= 0)
+            return;
+        if (conn >= 0) {
+            refuse(conn, "not_found", 0, "no such session");
+            close(conn);
+        }
+    }
 }
 
 static void ctl_read(struct chronus *c) {
@@ -200,9 +234,7 @@ static void serve(struct chronus *c) {
 
 static void give_up(struct chronus *c, int conn, struct trouble *t) {
     c->over = true;
-    if (c->child.pid > 0)
-        while (waitpid(c->child.pid, NULL, __WALL) < 0 && errno == EINTR)
-            ;
+    leader_wait(c);
     /* aether first: whoever has our answer may use the id again at once. */
     session_forget(c);
     send_trouble(conn, t);
@@ -310,6 +342,7 @@ void chronus_main(struct sandbox *s, int ctl, int conn, const char *id) {
             conn = -1;
         }
     }
+    ctl_refuse(ctl);
     session_group_remove(s, pid);
     _exit(0);
 }

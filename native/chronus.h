@@ -8,9 +8,13 @@
 
 #define DRAIN_NS    (100 * 1000000LL)   /* how long a grandchild may hold the pipes after the leader is gone */
 #define STALL_NS    (30 * 1000000000LL) /* how long a live reader may keep a command waiting */
+#define REAP_NS     (20 * 1000000LL)
+#define UNREAPED_NS (1 * 1000000000LL) /* how long a tracer may keep a dead leader */
+#define MAX_READERS 40
 #define TAKEOVER_NS (2 * 1000000000LL)  /* how long the output of a live reader that left waits for another */
 #define GREETING_NS (10 * 1000000000LL) /* how long a connection may take to say what it wants */
 #define MEMINFO_NS  (2 * 1000000000LL)  /* how old /proc/meminfo may be while something runs */
+#define EARLY_KEEPS (256 << 10)         /* of what a shell's background jobs write between two commands */
 #define SHELL_KEEPS 256                 /* finished commands of a shell that nobody has acknowledged */
 
 /* A connection that has not said yet what it wants, or a RUN that waits for its turn. */
@@ -38,7 +42,8 @@ struct chronus {
     size_t input_len, input_cap, input_owed;
     bool input_eof;
     int64_t deadline, kill_at, drain_until;
-    int64_t frozen_before; /* of the group's frozen time, what the deadline has in it */
+    int64_t unreaped_since; /* the leader has ended, but somebody traces it */
+    int64_t frozen_before;  /* of the group's frozen time, what the deadline has in it */
     int64_t group_cpu_at_start;
     char status[64];
     size_t status_len;
@@ -60,9 +65,12 @@ int kill_tree(struct chronus *c);
 /* Kills what is left, frees what was kept, tells aether, answers whoever asked for the end. */
 void session_forget(struct chronus *c);
 void session_over(struct chronus *c);
-void drain_sources(struct chronus *c);
+/* True if there may be more at once. */
+bool drain_sources(struct chronus *c);
 void leader_finish(struct chronus *c);
 void leader_reap(struct chronus *c);
+/* The leader, where it is dead or dying, bounded in time. */
+void leader_wait(struct chronus *c);
 
 /* input.c */
 bool input_append(struct chronus *c, const void *data, size_t len);

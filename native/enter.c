@@ -80,6 +80,9 @@ int enter_sandbox(const struct sandbox *s, const struct user *u, bool filter, st
     /* By way of the namespace's root: leaving any other id would not drop the capabilities. */
     if (syscall(SYS_setresuid, 0, 0, 0) < 0 || syscall(SYS_setresuid, u->uid, u->uid, u->uid) < 0)
         return fail(t, "internal", "user", -1, "cannot take user %lld", (long long)u->uid);
+    /* The change of user has set it to what fs.suid_dumpable says, which may be more than nothing. */
+    if (prctl(PR_SET_DUMPABLE, 0) < 0)
+        return fail(t, "internal", NULL, -1, "cannot close our memory");
     if (capabilities_limit(s->spec.caps) < 0)
         return fail(t, "internal", NULL, -1, "cannot limit the capabilities");
     return 0;

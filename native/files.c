@@ -9,25 +9,30 @@
 #include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
+#include <linux/magic.h>
 #include <poll.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/inotify.h>
+#include <sys/mman.h>
 #include <sys/prctl.h>
 #include <sys/random.h>
+#include <sys/sendfile.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
+#include <sys/vfs.h>
 #include <time.h>
 #include <unistd.h>
 
 #define MAX_OPEN_WRITES 64
 #define LIST_BATCH      (192 << 10)
+#define KERNEL_FILE_MAX (4 << 20)
 #define MAX_DEPTH       256
 
 enum op { STAT = 1, LIST, OPEN_READ, OPEN_WRITE, COMMIT, ABORT, MKDIR, MOVE, REMOVE, SET, SYMLINK, READLINK };
-enum flag { PARENTS = 1, RECURSIVE = 2, FOLLOW = 4, OVERWRITE = 8, IN_PLACE = 16 };
+enum flag { PARENTS = 1, RECURSIVE = 2, FOLLOW = 4, OVERWRITE = 8 };
 
 struct job {
     int64_t op, flags, token;
@@ -47,6 +52,7 @@ struct conversation {
     int conn, root;
     struct write writes[MAX_OPEN_WRITES];
     struct out out;
+    char walk[16384 + 256], target[4096];
 };
 
 /* An open file of ours, by its name in the host's /proc: for calls that need a path but must not resolve one again. */
@@ -102,39 +108,49 @@ static void list_flush(struct conversation *c, bool last) {
         out_begin(&c->out, K_FILE_REPLY, 0);
 }
 
-static int list_dir(struct conversation *c, int dirfd, const char *path, const struct job *j, int depth, struct trouble *t) {
+/* c->walk holds the folder's path, `length` long; entries are put behind it for a moment. Takes dirfd. */
+static int list_dir(struct conversation *c, int dirfd, size_t length, const struct job *j, int depth, struct trouble *t) {
     DIR *d = fdopendir(dirfd);
+    struct dirent *e;
+    int rc = 0;
     if (!d) {
         close(dirfd);
-        return fail_errno(t, "path", path, "list");
+        return fail_errno(t, "path", c->walk, "list");
     }
-    struct dirent *e;
-    char full[8192], target[4096];
-    while ((e = readdir(d))) {
+    while (rc == 0 && (e = readdir(d))) {
         struct stat st;
         if (strcmp(e->d_name, ".") == 0 || strcmp(e->d_name, "..") == 0)
             continue;
         if (fstatat(dirfd, e->d_name, &st, AT_SYMLINK_NOFOLLOW) < 0)
             continue; /* it went while we looked */
-        if (snprintf(full, sizeof full, "%s%s%s", path, strcmp(path, "/") ? "/" : "", e->d_name) >= (int)sizeof full)
-            continue;
-        ssize_t n = S_ISLNK(st.st_mode) ? readlinkat(dirfd, e->d_name, target, sizeof target - 1) : -1;
-        if (n >= 0)
-            target[n] = 0;
+        int n = snprintf(c->walk + length, sizeof c->walk - length, "%s%s", length > 1 ? "/" : "", e->d_name);
+        if (n < 0 || (size_t)n >= sizeof c->walk - length) {
+            errno = ENAMETOOLONG;
+            rc = fail_errno(t, "path", j->path, "list all below");
+            break;
+        }
+        ssize_t to = S_ISLNK(st.st_mode) ? readlinkat(dirfd, e->d_name, c->target, sizeof c->target - 1) : -1;
+        if (to >= 0)
+            c->target[to] = 0;
         size_t at = out_nest(&c->out, T_ENTRY);
-        out_stat(&c->out, full, &st, n >= 0 ? target : NULL);
+        out_stat(&c->out, c->walk, &st, to >= 0 ? c->target : NULL);
         out_unnest(&c->out, at);
         if (c->out.len > LIST_BATCH)
             list_flush(c, false);
-        if (!S_ISDIR(st.st_mode) || !(j->flags & RECURSIVE) || depth >= MAX_DEPTH)
+        if (!S_ISDIR(st.st_mode) || !(j->flags & RECURSIVE))
             continue;
         int sub = openat(dirfd, e->d_name, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
-        struct trouble unused;
-        if (sub >= 0)
-            list_dir(c, sub, full, j, depth + 1, &unused);
+        if (sub >= 0 && depth >= MAX_DEPTH) {
+            close(sub);
+            errno = ELOOP;
+            rc = fail_errno(t, "path", j->path, "list all below");
+        } else if (sub >= 0) {
+            rc = list_dir(c, sub, length + (size_t)n, j, depth + 1, t);
+        }
     }
+    c->walk[length] = 0;
     closedir(d);
-    return 0;
+    return rc;
 }
 
 static int do_list(struct conversation *c, const struct job *j, struct trouble *t) {
@@ -142,12 +158,10 @@ static int do_list(struct conversation *c, const struct job *j, struct trouble *
     if (fd < 0)
         return fail_errno(t, "path", j->path, "list");
     out_begin(&c->out, K_FILE_REPLY, 0);
-    char path[4096];
-    snprintf(path, sizeof path, "%s", j->path);
-    size_t n = strlen(path);
-    while (n > 1 && path[n - 1] == '/')
-        path[--n] = 0;
-    if (list_dir(c, fd, path, j, 0, t) < 0) {
+    size_t n = (size_t)snprintf(c->walk, sizeof c->walk, "%s", j->path);
+    while (n > 1 && c->walk[n - 1] == '/')
+        c->walk[--n] = 0;
+    if (list_dir(c, fd, n, j, 0, t) < 0) {
         out_reset(&c->out);
         return -1;
     }
@@ -174,14 +188,37 @@ static int send_fd(struct conversation *c, int fd, const char *path, const struc
     return 0;
 }
 
+/* Files of proc and sysfs ask who reads them, and edge would as the host's root: what the sandbox's user may see of them is read here. */
+static int kernel_copy(int fd, struct stat *st) {
+    struct statfs fs;
+    char buf[16384];
+    ssize_t n = -1, all = 0;
+    if (fstatfs(fd, &fs) == 0 && fs.f_type != PROC_SUPER_MAGIC && fs.f_type != SYSFS_MAGIC)
+        return fd;
+    int copy = memfd_create("dsec", MFD_CLOEXEC);
+    while (copy >= 0 && all < KERNEL_FILE_MAX && (n = read(fd, buf, sizeof buf)) > 0 && write(copy, buf, (size_t)n) == n)
+        all += n;
+    int error = errno;
+    close(fd);
+    if (n < 0 || lseek(copy, 0, SEEK_SET) < 0) {
+        if (copy >= 0)
+            close(copy);
+        errno = error;
+        return -1;
+    }
+    st->st_size = all;
+    return copy;
+}
+
 static int do_open_read(struct conversation *c, const struct job *j, struct trouble *t) {
     struct stat st;
     int fd = open_inside(c->root, j->path, O_RDONLY | O_NONBLOCK | O_NOCTTY, 0);
     if (fd < 0)
         return fail_errno(t, "path", j->path, "read");
-    if (regular_only(fd, j->path, &st, t) < 0) {
-        close(fd);
-        return -1;
+    if (regular_only(fd, j->path, &st, t) < 0 || (fd = kernel_copy(fd, &st)) < 0) {
+        if (fd >= 0)
+            close(fd);
+        return t->code ? -1 : fail_errno(t, "path", j->path, "read");
     }
     return send_fd(c, fd, j->path, &st, 0);
 }
@@ -270,18 +307,38 @@ static void reply_ok(struct conversation *c) {
     out_end(&c->out);
 }
 
+/* Over a file that is a mount of ours (/etc/hosts) nothing can be renamed: it gets the new content instead. */
+static int write_into(struct write *w) {
+    int from = openat(w->dir, w->name, O_RDONLY | O_NOFOLLOW | O_CLOEXEC),
+        to = openat(w->dir, w->final, O_WRONLY | O_TRUNC | O_NOFOLLOW | O_CLOEXEC);
+    ssize_t n = -1;
+    while (from >= 0 && to >= 0 && (n = sendfile(to, from, NULL, 1 << 20)) > 0)
+        ;
+    int error = errno;
+    if (from >= 0)
+        close(from);
+    if (to >= 0)
+        close(to);
+    if (n == 0)
+        unlinkat(w->dir, w->name, 0);
+    errno = error;
+    return n == 0 ? 0 : -1;
+}
+
 static int do_finish(struct conversation *c, const struct job *j, struct trouble *t) {
     struct write *w = write_of(c, j->token);
     if (!w)
         return fail(t, "not_found", "token", 0, "no such write is open");
-    int rc = j->op == COMMIT ? renameat(w->dir, w->name, w->dir, w->final) : unlinkat(w->dir, w->name, 0);
-    if (rc < 0 && j->op == COMMIT) {
-        fail_errno(t, "path", w->final, "replace");
+    int rc = 0;
+    if (j->op == ABORT) {
+        unlinkat(w->dir, w->name, 0);
+    } else if (renameat(w->dir, w->name, w->dir, w->final) < 0 && (errno != EBUSY || write_into(w) < 0)) {
+        rc = fail_errno(t, "path", w->final, "replace");
         unlinkat(w->dir, w->name, 0);
     }
     close(w->dir);
     w->dir = -1;
-    if (rc < 0 && j->op == COMMIT)
+    if (rc < 0)
         return -1;
     reply_ok(c);
     return 0;

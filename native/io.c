@@ -128,25 +128,33 @@ int recv_frame(int sock, struct inbox *in, struct frame *out, int timeout_ms) {
     }
 }
 
-int send_all(int sock, const void *buf, size_t len, int fd) {
-    const uint8_t *p = buf;
+static ssize_t send_some(int sock, const void *buf, size_t len, int fd, int flags) {
     union {
         char bytes[CMSG_SPACE(sizeof(int))];
         struct cmsghdr align;
     } control;
+    struct iovec iov = {(void *)buf, len};
+    struct msghdr msg = {.msg_iov = &iov, .msg_iovlen = 1};
+    if (fd >= 0) {
+        msg.msg_control = control.bytes;
+        msg.msg_controllen = sizeof control.bytes;
+        struct cmsghdr *c = CMSG_FIRSTHDR(&msg);
+        c->cmsg_level = SOL_SOCKET;
+        c->cmsg_type = SCM_RIGHTS;
+        c->cmsg_len = CMSG_LEN(sizeof(int));
+        memcpy(CMSG_DATA(c), &fd, sizeof fd);
+    }
+    return sendmsg(sock, &msg, MSG_NOSIGNAL | flags);
+}
+
+int send_now(int sock, const void *buf, size_t len, int fd) {
+    return send_some(sock, buf, len, fd, MSG_DONTWAIT) == (ssize_t)len ? 0 : -1;
+}
+
+int send_all(int sock, const void *buf, size_t len, int fd) {
+    const uint8_t *p = buf;
     while (len) {
-        struct iovec iov = {(void *)p, len};
-        struct msghdr msg = {.msg_iov = &iov, .msg_iovlen = 1};
-        if (fd >= 0) {
-            msg.msg_control = control.bytes;
-            msg.msg_controllen = sizeof control.bytes;
-            struct cmsghdr *c = CMSG_FIRSTHDR(&msg);
-            c->cmsg_level = SOL_SOCKET;
-            c->cmsg_type = SCM_RIGHTS;
-            c->cmsg_len = CMSG_LEN(sizeof(int));
-            memcpy(CMSG_DATA(c), &fd, sizeof fd);
-        }
-        ssize_t n = sendmsg(sock, &msg, MSG_NOSIGNAL);
+        ssize_t n = send_some(sock, p, len, fd, 0);
         if (n < 0 && errno == EINTR)
             continue;
         if (n < 0 && errno == EAGAIN) {

@@ -35,6 +35,8 @@ int recv_frame(int sock, struct inbox *in, struct frame *out, int timeout_ms);
 int send_all(int sock, const void *buf, size_t len, int fd);
 /* Descriptors with one byte; at most FDS_MAX. */
 #define FDS_MAX 32
+/* One message with a descriptor, or -1 at once. */
+int send_now(int sock, const void *buf, size_t len, int fd);
 int send_fds(int sock, const int *fds, int count);
 int recv_fds(int sock, int *fds, int max);
 int send_out(int sock, struct out *o, int fd);

@@ -225,20 +225,38 @@ bool op_has_room(struct op *op, int stream) {
     return size > 0;
 }
 
+bool op_blocked(struct op *op, int stream, int64_t now) {
+    if (op_has_room(op, stream))
+        op->blocked_since[stream] = 0;
+    else if (!op->blocked_since[stream])
+        op->blocked_since[stream] = now;
+    return op->blocked_since[stream] != 0;
+}
+
 long op_take(struct op *op, int stream, int fd) {
     size_t size;
     uint8_t *at = keep_space(&op->keep[stream], oldest_unsent(op, stream), &size);
     if (!size) {
-        if (!op->blocked_since)
-            op->blocked_since = now_ns(CLOCK_MONOTONIC);
         errno = EAGAIN;
         return -1;
     }
-    op->blocked_since = 0;
     ssize_t n = read(fd, at, size > DATA_MAX ? DATA_MAX : size);
     if (n > 0)
         keep_wrote(&op->keep[stream], (size_t)n);
     return n;
+}
+
+void op_append(struct op *op, int stream, const void *data, size_t size) {
+    const uint8_t *from = data;
+    while (size) {
+        size_t room;
+        uint8_t *at = keep_space(&op->keep[stream], UINT64_MAX, &room);
+        size_t n = size < room ? size : room;
+        memcpy(at, from, n);
+        keep_wrote(&op->keep[stream], n);
+        from += n;
+        size -= n;
+    }
 }
 
 void op_sweep(struct op *op, int64_t now, int64_t hold_ns) {
@@ -249,18 +267,24 @@ void op_sweep(struct op *op, int64_t now, int64_t hold_ns) {
         if (!r->dead)
             continue;
         if (r->live && !op->ended) {
+            for (int s = 0; s < 2; s++)
+                if (!op->held_until || r->offset[s] < op->held_offset[s])
+                    op->held_offset[s] = r->offset[s];
             op->held_until = now + hold_ns;
-            op->held_offset[0] = r->offset[0];
-            op->held_offset[1] = r->offset[1];
         }
         reader_free(op, r);
     }
 }
 
 void op_drop_stalled(struct op *op, int64_t now, int64_t limit_ns) {
-    if (!op->blocked_since || now - op->blocked_since < limit_ns)
+    bool due = false;
+    for (int s = 0; s < 2; s++)
+        if (op->blocked_since[s] && now - op->blocked_since[s] >= limit_ns) {
+            due = true;
+            op->blocked_since[s] = 0;
+        }
+    if (!due)
         return;
-    op->blocked_since = 0;
     struct reader *worst = NULL;
     uint64_t lag, most = 0;
     for (struct reader *r = op->readers; r; r = r->next) {

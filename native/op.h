@@ -33,7 +33,7 @@ struct op {
     int64_t started_real, started, wall_ns, cpu_ns, maxrss, oom_before;
     int pid;
     struct reader *readers;
-    int64_t blocked_since;
+    int64_t blocked_since[2]; /* since when a live reader keeps the stream waiting, 0 if none does */
     /* A live reader has just left: what it had not been sent is kept for one that takes over. */
     int64_t held_until;
     uint64_t held_offset[2];
@@ -49,7 +49,11 @@ void op_push(struct op *op);
 void reader_started(struct op *op, struct reader *r, const char *session);
 /* One read from a source into the op: bytes, 0 at its end, -1 with EAGAIN (nothing there, or no room). */
 long op_take(struct op *op, int stream, int fd);
+/* Output that was read elsewhere. */
+void op_append(struct op *op, int stream, const void *data, size_t size);
 bool op_has_room(struct op *op, int stream);
+/* True while a live reader leaves no room for more of a stream; it is noted since when. */
+bool op_blocked(struct op *op, int stream, int64_t now);
 /* Takes out the readers that are gone. */
 void op_sweep(struct op *op, int64_t now, int64_t hold_ns);
 /* Where a live reader has kept the command waiting for `limit_ns`, the one that is furthest behind is let go. */

@@ -76,6 +76,12 @@ int request_parse(struct request *r, const struct frame *f, struct trouble *t) {
         return fail(t, "invalid_argument", NULL, 0, "the request is malformed or has no SESSION_ID");
     if (f->kind == K_EXEC && !r->args.count && !r->shell_text)
         return fail(t, "invalid_argument", "argv", 0, "argv is empty");
+    /* Far beyond any life of a sandbox, and far from where sums of times overflow. */
+    const int64_t for_ever = 1LL << 58;
+    if (r->timeout_ns > for_ever)
+        r->timeout_ns = for_ever;
+    if (r->grace_ns > for_ever)
+        r->grace_ns = for_ever;
     if (r->rows > 65535 || r->cols > 65535)
         return fail(t, "invalid_argument", "rows", 0, "a terminal has at most 65535 rows and columns");
     return 0;

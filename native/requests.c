@@ -12,7 +12,7 @@
 #include <unistd.h>
 
 static void op_forget(struct chronus *c, const char *id) {
-    struct op *op = op_find(c, c->shell ? id : NULL);
+    struct op *op = c->shell && !id ? NULL : op_find(c, c->shell ? id : NULL);
     if (op)
         op->acked = true;
 }
@@ -99,13 +99,20 @@ static bool reader_frame(struct chronus *c, struct op *op, struct reader *r, con
         }
         return true;
     case K_ACK:
-        if (op->ended) {
-            op->acked = true;
-            send_ok(r->sock);
-        }
+        if (!r->exited_sent || r->chunk || r->pending.len)
+            return false;
+        op->acked = true;
+        send_ok(r->sock);
         return true;
     default: return false;
     }
+}
+
+static int readers_of(const struct op *op) {
+    int n = 0;
+    for (const struct reader *r = op->readers; r; r = r->next)
+        n++;
+    return n;
 }
 
 static void attach(struct chronus *c, struct stranger *x, const struct order *o) {
@@ -118,6 +125,8 @@ static void attach(struct chronus *c, struct stranger *x, const struct order *o)
             x->sock = -1;
             return;
         }
+    if (op && readers_of(op) >= MAX_READERS)
+        return refuse(x->sock, "overloaded", 0, "too many follow this command");
     struct reader *r = op ? reader_new(op, x->sock, o->live != 0, o->credit) : NULL;
     if (!r)
         return refuse(x->sock, "not_found", 0, "no such command in this session");

@@ -365,7 +365,7 @@ static int bind_over(int dir, const char *source, int root, const char *path, ui
     return move_mount(fd, "", at, "", MOVE_MOUNT_F_EMPTY_PATH | MOVE_MOUNT_T_EMPTY_PATH);
 }
 
-static int dev_make(const struct sandbox *s, int root, int *devpts) {
+static int dev_make(const struct sandbox *s, int root, struct devices *made) {
     static const struct {
         const char *name;
         unsigned minor, major;
@@ -377,10 +377,10 @@ static int dev_make(const struct sandbox *s, int root, int *devpts) {
                                           {"ptmx", "pts/ptmx"}};
     char gid[24];
     snprintf(gid, sizeof gid, "%lld", (long long)s->spec.uid_base + 5);
-    struct option options[] = {{"mode", "0620"}, {"ptmxmode", "0666"}, {"gid", gid}, {NULL, NULL}};
+    struct option options[] = {{"mode", "0620"}, {"ptmxmode", "0666"}, {"gid", gid}, {"max", "64"}, {NULL, NULL}};
     if (mkdir("/own/dev", 0755) < 0)
         return -1;
-    int dev = open("/own/dev", O_PATH | O_DIRECTORY | O_CLOEXEC);
+    int dev = open("/own/dev", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
     for (size_t i = 0; i < sizeof nodes / sizeof *nodes; i++)
         if (mknodat(dev, nodes[i].name, S_IFCHR | 0666, makedev(nodes[i].major, nodes[i].minor)) < 0)
             return -1;
@@ -392,16 +392,20 @@ static int dev_make(const struct sandbox *s, int root, int *devpts) {
     int view = open_tree(AT_FDCWD, "/own/dev", OPEN_TREE_CLONE | OPEN_TREE_CLOEXEC);
     if (view < 0 || attach_in_root(view, root, "dev") < 0)
         return -1;
-    *devpts = mount_new("devpts", options, MOUNT_ATTR_NOSUID | MOUNT_ATTR_NOEXEC);
-    return *devpts < 0 ? -1 : attach(*devpts, view, "pts");
+    made->pts = mount_new("devpts", options, MOUNT_ATTR_NOSUID | MOUNT_ATTR_NOEXEC);
+    /* Not the host's: a lock on it, or a watch, would reach beyond the sandbox. And not later: the guest may put something else there. */
+    made->null = openat(dev, "null", O_RDWR | O_CLOEXEC);
+    return made->pts < 0 || made->null < 0 ? -1 : attach(made->pts, view, "pts");
 }
 
 /* A folder is hidden by /empty, all else by the empty file /null: the launcher has closed both, and copies of them stay so. */
 static int mask_over(int root, const char *path) {
     struct stat st;
     int at = open_in_root(root, path, O_PATH | O_NOFOLLOW, 0);
-    if (at < 0 || fstat(at, &st) < 0)
-        return 0;
+    if (at < 0)
+        return errno == ENOENT || errno == ENOTDIR ? 0 : -1;
+    if (fstat(at, &st) < 0)
+        return -1;
     int fd = open_tree(AT_FDCWD, S_ISDIR(st.st_mode) ? "/empty" : "/null", OPEN_TREE_CLONE | OPEN_TREE_CLOEXEC);
     return fd < 0 ? -1 : move_mount(fd, "", at, "", MOVE_MOUNT_F_EMPTY_PATH | MOVE_MOUNT_T_EMPTY_PATH);
 }
@@ -486,7 +490,7 @@ static int root_switch(int root) {
     return chdir("/");
 }
 
-int root_assemble(const struct sandbox *s, int overlay, int own, int *devpts, struct trouble *t) {
+int root_assemble(const struct sandbox *s, int overlay, int own, struct devices *made, struct trouble *t) {
     if (attach(overlay, AT_FDCWD, "/root") < 0 || attach(own, AT_FDCWD, "/own") < 0)
         return fail(t, "internal", NULL, -1, "cannot attach the overlay");
     int root = open("/root", O_PATH | O_DIRECTORY | O_CLOEXEC);
@@ -503,7 +507,7 @@ int root_assemble(const struct sandbox *s, int overlay, int own, int *devpts, st
         return fail(t, "internal", "environment", -1, "the image's /proc is not a folder");
     if (mkdirat(root, "sys", 0755) < 0 && errno != EEXIST)
         return fail(t, "internal", "environment", -1, "cannot make /sys");
-    if (dev_make(s, root, devpts) < 0)
+    if (dev_make(s, root, made) < 0)
         return fail(t, "internal", "environment", -1, "cannot make /dev");
     if (mkdirat(root, "tmp", 01777) < 0 && errno != EEXIST)
         return fail(t, "internal", "environment", -1, "cannot make /tmp");

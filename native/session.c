@@ -62,7 +62,8 @@ void op_end(struct chronus *c, struct op *op) {
     op->closed[0] = op->closed[1] = true;
     op->ended = true;
     op->wall_ns = clock_now() - op->started;
-    op->oom = oom_kills(c->s) > op->oom_before;
+    /* The count is the sandbox's: a command that ended well while another was killed is not the one. */
+    op->oom = oom_kills(c->s) > op->oom_before && (op->signal || op->exit_code != 0);
     if (c->current == op)
         c->current = NULL;
     op_push(op);
@@ -77,12 +78,22 @@ int kill_tree(struct chronus *c) {
     return session_group_kill(c->group);
 }
 
+void leader_wait(struct chronus *c) {
+    int64_t until = clock_now() + UNREAPED_NS;
+    while (c->child.pid > 0 && waitpid(c->child.pid, NULL, __WALL | WNOHANG) == 0) {
+        if (clock_now() > until) {
+            c->unfit = true;
+            return;
+        }
+        poll(NULL, 0, 1);
+    }
+    c->child.pid = -1;
+}
+
 void session_forget(struct chronus *c) {
     if (!session_group_empty(c->group))
         kill_tree(c);
-    if (!c->over)
-        while (waitpid(c->child.pid, NULL, __WALL) < 0 && errno == EINTR)
-            ;
+    leader_wait(c);
     int64_t until = clock_now() + 1000000000;
     while (!session_group_empty(c->group) && clock_now() < until)
         poll(NULL, 0, 1);
@@ -130,23 +141,32 @@ void session_over(struct chronus *c) {
     notify(c, CTL_ENDED);
 }
 
-void drain_sources(struct chronus *c) {
+/* Between two commands of a shell: kept for the next one, where there is anything. */
+static long early_take(struct chronus *c, int stream, int fd) {
+    char buf[4096];
+    ssize_t n = read(fd, buf, sizeof buf);
+    if (n > 0 && (c->early || (c->early = op_new("", EARLY_KEEPS))))
+        op_append(c->early, stream, buf, (size_t)n);
+    return n;
+}
+
+bool drain_sources(struct chronus *c) {
     int *sources[] = {&c->child.out, &c->child.err};
+    bool more = false;
     for (int i = 0; i < 2; i++) {
         for (int round = 0; *sources[i] >= 0 && round < 8; round++) {
-            struct op *op = c->current ? c->current : c->early;
-            if (!op && !(op = c->early = op_new("", (size_t)4 << 20)))
-                return;
-            long n = op_take(op, i, *sources[i]);
-            if (n > 0)
-                continue;
-            if (n == 0 || (errno != EAGAIN && errno != EINTR)) {
+            long n = c->current ? op_take(c->current, i, *sources[i]) : early_take(c, i, *sources[i]);
+            if (n == 0 || (n < 0 && errno != EAGAIN && errno != EINTR)) {
                 close_fd(sources[i]);
-                op->closed[i] = true;
+                if (c->current)
+                    c->current->closed[i] = true;
             }
-            break;
+            if (n <= 0)
+                break;
+            more = more || round == 7;
         }
     }
+    return more;
 }
 
 bool sources_open(const struct chronus *c) {
@@ -167,33 +187,55 @@ void leader_finish(struct chronus *c) {
                 op->cpu_ns = cpu;
         }
     }
-    drain_sources(c);
+    while (drain_sources(c))
+        ;
     c->drain_until = 0;
+    c->unreaped_since = 0;
     if (op)
         op_end(c, op);
     session_over(c);
 }
 
+static void leader_outcome(struct chronus *c, const siginfo_t *info, const struct rusage *usage) {
+    struct op *op = c->current;
+    if (!op)
+        return;
+    op->signal = info->si_code == CLD_EXITED ? 0 : info->si_status;
+    op->exit_code = info->si_code == CLD_EXITED ? info->si_status : -1;
+    if (c->shell)
+        return;
+    op->cpu_ns =
+        (usage->ru_utime.tv_sec + usage->ru_stime.tv_sec) * 1000000000LL + (usage->ru_utime.tv_usec + usage->ru_stime.tv_usec) * 1000LL;
+    op->maxrss = usage->ru_maxrss * 1024LL;
+}
+
+/* Whoever traces the leader may keep it unreaped: its outcome is then not known, and what was its tree dies. */
 void leader_reap(struct chronus *c) {
     siginfo_t info = {0};
     struct rusage usage = {0};
-    if (syscall(SYS_waitid, P_PIDFD, c->child.pidfd, &info, WEXITED | WNOHANG, &usage) < 0 || !info.si_pid)
+    int64_t now = clock_now();
+    if (c->child.pidfd < 0)
         return;
+    if (syscall(SYS_waitid, P_PIDFD, c->child.pidfd, &info, WEXITED | WNOHANG, &usage) < 0)
+        return;
+    if (!info.si_pid) {
+        if (!c->unreaped_since)
+            c->unreaped_since = now;
+        if (now - c->unreaped_since < UNREAPED_NS)
+            return;
+        c->unfit = true;
+    } else {
+        c->child.pid = -1;
+        leader_outcome(c, &info, &usage);
+    }
+    if (c->current && c->deadline && now >= c->deadline)
+        c->current->timed_out = true;
+    c->unreaped_since = 0;
     close_fd(&c->child.pidfd);
     c->deadline = c->kill_at = 0;
-    struct op *op = c->current;
-    if (op) {
-        op->signal = info.si_code == CLD_EXITED ? 0 : info.si_status;
-        op->exit_code = info.si_code == CLD_EXITED ? info.si_status : -1;
-        if (!c->shell) {
-            op->cpu_ns =
-                (usage.ru_utime.tv_sec + usage.ru_stime.tv_sec) * 1000000000LL + (usage.ru_utime.tv_usec + usage.ru_stime.tv_usec) * 1000LL;
-            op->maxrss = usage.ru_maxrss * 1024LL;
-        }
-    }
     drain_sources(c);
     if (sources_open(c))
-        c->drain_until = clock_now() + DRAIN_NS;
+        c->drain_until = now + DRAIN_NS;
     else
         leader_finish(c);
 }

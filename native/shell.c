@@ -3,6 +3,8 @@
 #include "chronus.h"
 
 #include <errno.h>
+#include <poll.h>
+#include <signal.h>
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
@@ -24,18 +26,28 @@ static bool shell_write(struct chronus *c, const char *text) {
     return ok && input_append(c, "' </dev/null 9>&-\nprintf '%d\\n' $? >&9\n", 40);
 }
 
+/* What came before is the command's own first output, as on a terminal. */
+static void early_give(struct chronus *c, struct op *op) {
+    for (int i = 0; c->early && i < 2; i++) {
+        struct keep *k = &c->early->keep[i];
+        size_t n;
+        for (uint64_t at = keep_from(k, 0, true); at < k->total; at = keep_from(k, at + n, true)) {
+            const uint8_t *data = keep_at(k, at, &n);
+            op_append(op, i, data, n);
+        }
+    }
+    if (c->early)
+        op_free(c->early);
+    c->early = NULL;
+}
+
 static void run_begin(struct chronus *c, struct stranger *x) {
     const struct request *r = &x->run;
     const char *id = r->op_id ? r->op_id : r->id;
-    struct op *op = c->early;
-    c->early = NULL;
-    if (!op && !(op = op_new(id, (size_t)r->output_limit)))
+    struct op *op = op_new(id, (size_t)r->output_limit);
+    if (!op)
         return refuse(x->sock, "overloaded", 0, "no memory to keep output");
-    char *copy = strdup(id);
-    if (copy) {
-        free(op->id);
-        op->id = copy;
-    }
+    early_give(c, op);
     op->started_real = now_ns(CLOCK_REALTIME);
     op->started = clock_now();
     op->oom_before = oom_kills(c->s);
@@ -93,8 +105,13 @@ void shell_status(struct chronus *c) {
     c->status_len = 0;
     if (!op)
         return;
-    drain_sources(c);
-    op->exit_code = atoi(c->status);
+    if (op->timed_out)
+        /* What ignored TERM: the shell is all that may outlive a deadline. */
+        for (int i = 0; i < 100 && session_group_signal(c->group, SIGKILL, c->child.pid) > 0; i++)
+            poll(NULL, 0, 1);
+    while (drain_sources(c))
+        ;
+    op->exit_code = atoi(c->status) & 255;
     op->cpu_ns = group_cpu_ns(c->group) - c->group_cpu_at_start;
     c->deadline = c->kill_at = 0;
     op_end(c, op);

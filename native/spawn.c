@@ -329,7 +329,7 @@ static int streams_make(struct plan *p, struct child *c) {
         return -1;
     if (p->r->stdin_open || p->r->stdin_data || p->shell)
         return pipe_make(uid, gid, &c->in, &p->in, false);
-    return (p->in = high(host_open(p->s->host, "/dev/null", O_RDONLY))) < 0 ? -1 : 0;
+    return (p->in = fcntl(p->s->null, F_DUPFD_CLOEXEC, 10)) < 0 ? -1 : 0;
 }
 
 int spawn(struct sandbox *s, const struct request *r, int group, bool shell, struct child *c, struct trouble *t) {
