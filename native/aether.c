@@ -618,8 +618,9 @@ _Noreturn void aether_main(const struct host *h, struct frame *launch, int birth
         stop(&a, -1);
     out_free(&o);
     children_reap(&a);
-    /* The first command comes soon, mostly: while READY is on its way, its chronus is made. */
-    struct node *first = chronus_fork(&a, -1, NULL);
+    /* The first command comes soon, mostly: while READY is on its way, its chronus is made. In a burst that would only keep others waiting.
+     */
+    struct node *first = h->burst ? NULL : chronus_fork(&a, -1, NULL);
     if (first)
         spare_keep(&a, first);
     serve(&a);

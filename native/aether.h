@@ -17,6 +17,7 @@ struct host {
     char *cpuinfo; /* /proc/cpuinfo as read at start */
     char *argv_at; /* where the kernel reads the command line from */
     size_t argv_len;
+    bool burst; /* this launch is one of many in a row */
 };
 
 struct sandbox {

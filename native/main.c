@@ -17,6 +17,7 @@
 #include <sys/stat.h>
 #include <sys/syscall.h>
 #include <sys/wait.h>
+#include <time.h>
 #include <unistd.h>
 
 #define EDGE_SOCKET     3
@@ -123,7 +124,13 @@ static void standard_streams_close(void) {
         close(null);
 }
 
-static void launch(const struct host *h, struct frame *f, const int *fds, int count) {
+#define BURST_NS 3000000 /* launches closer than this are a burst */
+
+static void launch(struct host *h, struct frame *f, const int *fds, int count) {
+    static int64_t last;
+    int64_t now = now_ns(CLOCK_MONOTONIC);
+    h->burst = now - last < BURST_NS;
+    last = now;
     int pid = fork();
     if (pid == 0) {
         close(EDGE_SOCKET);
@@ -138,7 +145,7 @@ static void launch(const struct host *h, struct frame *f, const int *fds, int co
     }
 }
 
-static int serve(const struct host *h) {
+static int serve(struct host *h) {
     struct inbox in = {0};
     struct frame f;
     int fds[MAX_WAITING_FDS], count = 0;
