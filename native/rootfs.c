@@ -177,10 +177,12 @@ int overlay_make(const struct sandbox *s, struct trouble *t) {
     if ((mount = fsmount(fs, FSMOUNT_CLOEXEC, MOUNT_ATTR_NODEV)) < 0)
         fail(t, "internal", NULL, -1, "cannot mount the overlay");
 out:
-    while (i-- > 0)
-        close(layers[i]);
+    /*
+     * The clones that the overlay was made of stay open as long as aether lives. The overlay has its own by now, but to close one that was
+     * never attached waits for a grace period of the whole host.
+     */
     free(layers);
-    int fds[] = {scratch, upper, work, fs};
+    int fds[] = {upper, work, fs};
     for (size_t k = 0; k < sizeof fds / sizeof *fds; k++)
         if (fds[k] >= 0)
             close(fds[k]);
