@@ -200,7 +200,8 @@ class ExecResult(msgspec.Struct, kw_only=True):
     signal: int | None = None
     timed_out: bool = False
     oom: bool = False
-    """The sandbox's memory limit killed a process while this command ran: one of any command, since the limit is the whole sandbox's."""
+    """The sandbox's memory limit killed a process while this command ran, and it failed. The limit is the whole sandbox's, so the process
+    may be another command's."""
     stdout: bytes = b""
     """Head and tail joined; where `stdout_dropped` > 0 that many bytes are missing after the first half."""
     stderr: bytes = b""

@@ -4,7 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import hashlib
 import itertools
+import os
+import shutil
+import subprocess
+import tempfile
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -66,6 +71,21 @@ class Box:
         assert result.exit_code == 0, result
         return result.stdout.decode()
 
+    async def first_line(self, *argv: str, **options) -> str:
+        """Of the output of a command that is started and goes on."""
+        op = self.op()
+        await self.channel.start(op, ExecRequest(argv=list(argv), **options))
+        attachment = await self.channel.attach(op)
+        said = b""
+        try:
+            async with asyncio.timeout(10):
+                while b"\n" not in said:
+                    item = await anext(attachment)
+                    said += getattr(item, "data", b"")
+        finally:
+            await attachment.aclose()
+        return said.decode().partition("\n")[0]
+
     def group(self, controller: str = "unified") -> Path:
         plan = self.backend._cgroups.plan(self.spec.sandbox_id, _no_limits())
         if controller == "unified" and plan.v2 is not None:
@@ -126,6 +146,42 @@ async def boxes(home):
 @pytest.fixture
 async def box(boxes):
     return await boxes()
+
+
+@pytest.fixture(scope="session")
+def mischief_program() -> bytes:
+    """tests/container/mischief.c as a static program. Cached."""
+    source = Path(__file__).with_name("mischief.c")
+    compiler = shutil.which("cc")
+    if compiler is None:
+        pytest.skip("needs a C compiler")
+    cache = Path(__file__).resolve().parents[2] / "build" / "test-cache"
+    cache.mkdir(parents=True, exist_ok=True)
+    built = cache / f"mischief-{hashlib.sha256(source.read_bytes()).hexdigest()[:12]}"
+    if not built.exists():
+        with tempfile.TemporaryDirectory(dir=cache) as folder:
+            fresh = Path(folder, "mischief")
+            subprocess.run([compiler, "-O1", "-Wall", "-Wextra", "-Werror", "-static", "-o", fresh, source], check=True)
+            fresh.rename(built)
+    return built.read_bytes()
+
+
+@pytest.fixture
+def mischief(mischief_program):
+    """`await mischief(box, "lease", path)` starts the program in that sandbox and gives the first line that it says; it goes on."""
+
+    async def begin(box: Box, *words: str) -> str:
+        files = await box.channel.files("root")
+        try:
+            opened = await files.open_write("/root/mischief", mode=0o755)
+            with os.fdopen(opened.fd, "wb") as file:
+                file.write(mischief_program)
+            await files.commit(opened, "/root/mischief")
+        finally:
+            await files.aclose()
+        return await box.first_line("/root/mischief", *words)
+
+    return begin
 
 
 async def until(condition, seconds: float = 10.0):

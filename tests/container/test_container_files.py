@@ -41,6 +41,26 @@ async def test_what_is_written_is_read_here_and_inside(files, box):
     assert await box.out("stat -c '%a %u %g %s' /tmp/a") == "640 1000 1001 4\n"
 
 
+@pytest.mark.parametrize("path", ["/etc/hosts", "/etc/hostname"])
+async def test_a_file_of_ours_can_be_written_over(files, box, path):
+    """A file bound over the image's cannot be renamed over."""
+    await box.out(f"head -c 100000 /dev/zero > {path}")
+    await write(files, path, b"192.0.2.1 elsewhere\n")
+    assert await read(files, path) == b"192.0.2.1 elsewhere\n"
+    assert await box.out(f"cat {path}; ls -A {path.rpartition('/')[0]}/.dsec* 2>/dev/null || true") == "192.0.2.1 elsewhere\n"
+
+
+async def test_the_kernels_own_files_say_what_they_say_to_the_user_inside(files, box):
+    """Some look at who reads them, and that must not be us."""
+    assert await read(files, "/proc/1/wchan") == (await box.out("cat /proc/1/wchan")).encode()
+    addresses = slice(25, 30)
+    assert (await read(files, "/proc/1/stat")).split()[addresses] == (await box.out("cat /proc/1/stat")).encode().split()[addresses]
+    assert int((await read(files, "/proc/meminfo")).split()[1]) == 256 * 1024
+    for path in ("/proc/1/environ", "/proc/1/syscall"):
+        with pytest.raises(Denied):
+            await read(files, path)
+
+
 async def test_an_uncommitted_write_is_not_there_and_leaves_nothing(files, box):
     opened = await files.open_write("/tmp/half")
     os.write(opened.fd, b"half")
@@ -99,6 +119,22 @@ async def test_listing_gives_odd_names_dotfiles_and_depth(files, box):
     assert names == {"/tmp/d/.dot", "/tmp/d/a b", "/tmp/d/e", "/tmp/d/n\nl\udcff"}
     deep = {entry.path async for entry in files.list("/tmp/d", recursive=True)}
     assert deep == names | {"/tmp/d/e/x"}
+
+
+async def test_a_deep_tree_is_listed_and_removed_whole(files, box):
+    depth = 250
+    await box.out(f"mkdir /tmp/t; cd /tmp/t; for i in $(seq {depth}); do mkdir d; cd d; done; touch leaf")
+    paths = {entry.path async for entry in files.list("/tmp/t", recursive=True)}
+    assert paths == {"/tmp/t" + "/d" * level for level in range(1, depth + 1)} | {"/tmp/t" + "/d" * depth + "/leaf"}
+    await files.remove("/tmp/t", recursive=True)
+    assert await box.out("ls -A /tmp") == ""
+
+
+async def test_a_tree_too_deep_to_walk_is_refused_and_not_cut_short(files, box):
+    await box.out("mkdir /tmp/t; cd /tmp/t; for i in $(seq 1500); do mkdir d; cd d; done", timeout=30)
+    with pytest.raises(InvalidArgument) as caught:
+        [entry async for entry in files.list("/tmp/t", recursive=True)]
+    assert caught.value.field == "path"
 
 
 @pytest.mark.slow

@@ -6,7 +6,7 @@ import time
 import pytest
 
 from libdsec.errors import Conflict, InvalidArgument, NotFound
-from libdsec.schema import SessionRequest, SessionRunRequest
+from libdsec.schema import ExecRequest, SessionRequest, SessionRunRequest
 
 pytestmark = pytest.mark.root
 
@@ -65,6 +65,18 @@ async def test_a_timeout_ends_the_command_and_not_the_session(run):
     assert (await run("echo $X")).stdout == b"kept\n"
 
 
+@pytest.mark.parametrize(
+    ("written", "limit", "kept"), [(50_000, 1000, 1000), (50_000, 0, 0), (6_000_000, 8 << 20, 6_000_000)], ids=["little", "none", "much"]
+)
+async def test_each_command_keeps_as_much_output_as_it_asks_for(run, written, limit, kept):
+    await run("echo before")
+    result = await run(f"printf begin; head -c {written - 8} /dev/zero; printf end", output_limit_bytes=limit)
+    assert (len(result.stdout), result.stdout_bytes, result.stdout_dropped) == (kept, written, written - kept)
+    if kept:
+        assert (result.stdout[:5], result.stdout[-3:]) == (b"begin", b"end")
+    assert (await run("echo after")).stdout == b"after\n"
+
+
 async def test_exit_ends_the_session(run, box, until):
     assert (await run("exit 5")).exit_code == 5
     with pytest.raises((NotFound, Conflict)):
@@ -79,6 +91,22 @@ async def test_closing_kills_the_whole_tree(run, box):
     assert await box.out("ps -o args | grep '[s]leep 100' || true") == ""
     with pytest.raises(NotFound):
         await box.channel.close_session("ss")
+
+
+async def test_a_session_that_several_close_at_once_is_closed_for_all_of_them(box):
+    for _ in range(5):
+        await box.channel.open_session("ss", SessionRequest())
+        answers = await asyncio.gather(*(box.channel.close_session("ss") for _ in range(4)), return_exceptions=True)
+        assert None in answers
+        assert all(answer is None or isinstance(answer, NotFound) for answer in answers), answers
+
+
+async def test_a_command_that_several_close_at_once_is_closed_for_all_of_them(box):
+    for number in range(5):
+        await box.channel.start(f"op-c{number}", ExecRequest(argv=["sleep", "1000"]))
+        answers = await asyncio.gather(*(box.channel.close_session(f"op-c{number}") for _ in range(4)), return_exceptions=True)
+        assert None in answers
+        assert all(answer is None or isinstance(answer, NotFound) for answer in answers), answers
 
 
 async def test_user_folder_and_environment_of_a_session(box):

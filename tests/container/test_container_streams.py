@@ -73,6 +73,33 @@ async def test_a_reader_that_gives_no_credit_holds_the_command_back_and_loses_no
 
 
 @pytest.mark.slow
+async def test_what_is_still_in_the_pipe_at_the_end_waits_for_a_reader_without_credit(box, until):
+    """All that is kept is full then: 4 MiB and some more, which fits into the pipe, so that the command ends. A second is longer than the
+    wait for the output of processes that a command leaves behind."""
+    written = 4_254_304
+    await box.channel.start("op-s", ExecRequest(shell=f"head -c {written} /dev/zero | tr '\\0' y; touch /tmp/done"))
+    attachment = await box.channel.attach("op-s", credit=4)
+    seen = len((await anext(attachment)).data)
+
+    async def done():
+        return (await box.sh("test -e /tmp/done")).exit_code == 0
+
+    await until(done)
+    await box.out("sleep 1")
+    await attachment.consumed(1, written)
+    async with asyncio.timeout(30):
+        async for item in attachment:
+            match item:
+                case OutputChunk(1, offset, data):
+                    assert offset == seen
+                    assert data.count(b"y") == len(data)
+                    seen += len(data)
+                case ExecResult():
+                    assert (item.exit_code, item.stdout_bytes) == (0, written)
+    assert seen == written
+
+
+@pytest.mark.slow
 async def test_a_reader_that_hangs_up_holds_nobody_back(box):
     await box.channel.start("op-s", ExecRequest(shell="head -c 20000000 /dev/zero; echo end"))
     attachment = await box.channel.attach("op-s", credit=65536)
