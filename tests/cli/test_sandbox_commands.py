@@ -51,6 +51,18 @@ def test_run_says_what_ended_the_command(node) -> None:
     assert b"dsec env ls" in missing.stderr
 
 
+def test_two_dashes_set_the_command_apart_and_are_no_part_of_it(node, sandbox: str) -> None:
+    assert node.dsec("exec", sandbox, "--", "echo", "-n", "--", "x").stdout == b"-- x"
+    assert node.dsec("exec", "--json", sandbox, "--", "sh", "-c", "exit 3").returncode == 3
+    assert node.dsec("run", "tiny", "--", "sh", "-c", "exit 4").returncode == 4
+    made = node.dsec("run", "-d", "tiny", "--", "sleep", "1000").stdout.decode().strip()
+    try:
+        (started,) = json.loads(node.dsec("logs", "--json", made).stdout)
+        assert started["argv"] == ["sleep", "1000"]
+    finally:
+        node.dsec("rm", made)
+
+
 def test_options_reach_the_sandbox(node) -> None:
     options = ["--cpus", "1", "--memory", "128", "--env", "A=b c", "--workdir", "/tmp", "--hostname", "named", "--user", "1000"]
     done = node.dsec("run", *options, "tiny", "sh", "-c", 'nproc; echo "$A"; pwd; hostname; id -u')
