@@ -279,7 +279,7 @@ class ContainerBackend:
         if channel is not None:
             channel.silence()
         stopped = await stop(remains.socket_path)
-        await in_thread(remains.clear, stopped=stopped)
+        await in_thread(remains.clear, stopped)
         if channel is not None:
             await channel.aclose()
         self._channels.pop(sandbox_id, None)

@@ -6,6 +6,8 @@ import asyncio
 import contextlib
 import os
 import signal
+import socket
+import struct
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Final, Protocol
@@ -31,20 +33,28 @@ class _Destroys(Protocol):
     def destroy(self, sandbox_id: str) -> None: ...
 
 
-async def stop(path: str) -> bool:
-    """Ask aether to end its sandbox and itself; whether it says that it did. False, without an error, if it is dead or does not answer."""
+async def stop(path: str) -> int | None:
+    """Ask aether to end its sandbox and itself. A descriptor of the process if it says that it did: `Remains.clear` takes it. None, without
+    an error, if it is dead or does not answer."""
     try:
         sock = await connect(path)
     except DSecError:
-        return False
+        return None
+    pid, _, _ = struct.unpack("3i", sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
     conversation = RequestConversation(asyncio.get_running_loop(), sock, path)
+    aether: int | None = None
     try:
+        aether = open_process(pid)
         await conversation.request(wire.STOP, expect=wire.OK, seconds=STOP_SECONDS)
-    except DSecError:
-        return False
+    except BaseException as error:
+        if aether is not None:
+            os.close(aether)
+        if not isinstance(error, DSecError):
+            raise
+        return None
     finally:
         conversation.close()
-    return True
+    return aether
 
 
 class Remains:
@@ -64,8 +74,8 @@ class Remains:
         if self._cgroups.frozen(self.sandbox_id):
             self._cgroups.thaw(self.sandbox_id)
 
-    def clear(self, *, stopped: bool) -> None:
-        """Remove everything, trying all steps before raising what failed. `stopped`: aether has ended it in order."""
+    def clear(self, stopped: int | None) -> None:
+        """Remove everything, trying all steps before raising what failed. `stopped`: what `stop` gave, closed here."""
         failures: list[str] = []
 
         def attempt(what: str, step: Callable[[], None]) -> None:
@@ -74,7 +84,7 @@ class Remains:
             except (DSecError, OSError) as error:
                 failures.append(f"{what}: {error}")
 
-        if not stopped:
+        if stopped is None:
             attempt("aether", self._kill_aether)
             attempt("processes", lambda: self._cgroups.kill(self.sandbox_id))
         attempt("cgroups", lambda: self._cgroups.remove(self.sandbox_id))
@@ -83,10 +93,20 @@ class Remains:
             # Files and ids are given back only when nothing can be using them.
             attempt("scratch", lambda: self._scratch.destroy(self.sandbox_id))
             attempt("layers", lambda: self._layers.release(self.sandbox_id))
+        if stopped is not None:
+            attempt("aether", lambda: self._see_off(stopped))
         if not failures:
             attempt("socket", lambda: _unlink(self.socket_path))
         if failures:
             raise DSecError(f"{self.sandbox_id} is not wholly removed: {'; '.join(failures)}", cause="leak", ran="ran")
+
+    def _see_off(self, aether: int) -> None:
+        """It has answered and is on its way out; done is done when it is gone."""
+        try:
+            if not has_ended(aether, DEATH_SECONDS):
+                raise DSecError(f"the aether of {self.sandbox_id} does not end", cause="leak", ran="ran")
+        finally:
+            os.close(aether)
 
     def _kill_aether(self) -> None:
         """One that is there but does not stop: it hangs, is stopped by a signal, or takes no more connections.
