@@ -29,7 +29,7 @@
 #define MAX_OPEN_WRITES 64
 #define LIST_BATCH      (192 << 10)
 #define KERNEL_FILE_MAX (4 << 20)
-#define MAX_DEPTH       256
+#define MAX_DEPTH       2048 /* of folders in folders; the path itself may have 16 KiB */
 
 enum op { STAT = 1, LIST, OPEN_READ, OPEN_WRITE, COMMIT, ABORT, MKDIR, MOVE, REMOVE, SET, SYMLINK, READLINK };
 enum flag { PARENTS = 1, RECURSIVE = 2, FOLLOW = 4, OVERWRITE = 8 };
@@ -395,8 +395,12 @@ static int remove_tree(int dir, const char *name, int depth) {
         return -1;
     if (unlinkat(dir, name, AT_REMOVEDIR) == 0)
         return 0;
-    if ((errno != ENOTEMPTY && errno != EEXIST) || depth > MAX_DEPTH)
+    if (errno != ENOTEMPTY && errno != EEXIST)
         return -1;
+    if (depth > MAX_DEPTH) {
+        errno = ELOOP;
+        return -1;
+    }
     int fd = openat(dir, name, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
     DIR *d = fd < 0 ? NULL : fdopendir(fd);
     if (!d)

@@ -329,7 +329,10 @@ static int streams_make(struct plan *p, struct child *c) {
         return -1;
     if (p->r->stdin_open || p->r->stdin_data || p->shell)
         return pipe_make(uid, gid, &c->in, &p->in, false);
-    return (p->in = fcntl(p->s->null, F_DUPFD_CLOEXEC, 10)) < 0 ? -1 : 0;
+    char path[32];
+    /* Opened anew: what a command does to its descriptor is not the next one's. */
+    snprintf(path, sizeof path, "self/fd/%d", p->s->null);
+    return (p->in = high(openat(p->s->host->proc, path, O_RDONLY | O_CLOEXEC))) < 0 ? -1 : 0;
 }
 
 int spawn(struct sandbox *s, const struct request *r, int group, bool shell, struct child *c, struct trouble *t) {

@@ -122,8 +122,8 @@ async def test_listing_gives_odd_names_dotfiles_and_depth(files, box):
 
 
 async def test_a_deep_tree_is_listed_and_removed_whole(files, box):
-    depth = 250
-    await box.out(f"mkdir /tmp/t; cd /tmp/t; for i in $(seq {depth}); do mkdir d; cd d; done; touch leaf")
+    depth = 1000
+    await box.out(f"mkdir /tmp/t; cd /tmp/t; for i in $(seq {depth}); do mkdir d; cd d; done; touch leaf", timeout=30)
     paths = {entry.path async for entry in files.list("/tmp/t", recursive=True)}
     assert paths == {"/tmp/t" + "/d" * level for level in range(1, depth + 1)} | {"/tmp/t" + "/d" * depth + "/leaf"}
     await files.remove("/tmp/t", recursive=True)
@@ -131,7 +131,9 @@ async def test_a_deep_tree_is_listed_and_removed_whole(files, box):
 
 
 async def test_a_tree_too_deep_to_walk_is_refused_and_not_cut_short(files, box):
-    await box.out("mkdir /tmp/t; cd /tmp/t; for i in $(seq 1500); do mkdir d; cd d; done", timeout=30)
+    # deeper than any path that a shell can have: one half is moved to the bottom of the other
+    half = "cd {}; i=0; while [ $i -lt 1200 ]; do mkdir d; cd d; i=$((i+1)); done"
+    await box.out(f"mkdir /tmp/t /tmp/u; ({half.format('/tmp/u')}); {half.format('/tmp/t')}; mv /tmp/u .", timeout=30)
     with pytest.raises(InvalidArgument) as caught:
         [entry async for entry in files.list("/tmp/t", recursive=True)]
     assert caught.value.field == "path"

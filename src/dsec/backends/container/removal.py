@@ -40,11 +40,13 @@ async def stop(path: str) -> int | None:
         sock = await connect(path)
     except DSecError:
         return None
+    # aether's, as it was when it began to listen
     pid, _, _ = struct.unpack("3i", sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
     conversation = RequestConversation(asyncio.get_running_loop(), sock, path)
     aether: int | None = None
     try:
-        aether = open_process(pid)
+        with contextlib.suppress(OSError):
+            aether = open_process(pid)
         await conversation.request(wire.STOP, expect=wire.OK, seconds=STOP_SECONDS)
     except BaseException as error:
         if aether is not None:
