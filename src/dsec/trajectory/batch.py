@@ -9,7 +9,10 @@ from collections.abc import Callable
 from dsec.trajectory import rows
 from dsec.trajectory.rows import KeyRow, OpRow, SandboxRow, SessionRow
 
-__all__ = ["Batch"]
+__all__ = ["ROW_BYTES", "Batch"]
+
+ROW_BYTES = 2048
+"""What an operation costs in memory besides its output, about."""
 
 
 class Batch:
@@ -40,6 +43,16 @@ class Batch:
         """Called in the event loop after the commit."""
         self.waiters: asyncio.Future[None] | None = None
         self.payload_bytes = 0
+
+    @property
+    def weight(self) -> int:
+        """About as many bytes as it adds to the log."""
+        return self.payload_bytes + ROW_BYTES * (len(self.new_sandboxes) + len(self.statuses) + len(self.ops))
+
+    @property
+    def small(self) -> bool:
+        """Written in some ten microseconds."""
+        return self.weight <= 8 * ROW_BYTES
 
     def write(self, db: sqlite3.Connection) -> None:
         """One transaction; on an error it is rolled back and the error raised."""
