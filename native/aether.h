@@ -58,13 +58,13 @@ void session_group_remove(const struct sandbox *s, int pid);
 /* rootfs.c */
 int userns_make(const struct host *h, int64_t base, int64_t count, struct trouble *t);
 int overlay_make(const struct sandbox *s, struct trouble *t);
-int own_make(struct sandbox *s, struct trouble *t);
 int shared_faces_make(const struct sandbox *s, struct trouble *t);
 struct devices {
-    int pts, null;
+    int pts, null, meminfo, proc;
 };
-/* In the new init: assembles the root from the overlay and switches to it. */
-int root_assemble(const struct sandbox *s, int overlay, int own, struct devices *made, struct trouble *t);
+/* In the new init: what of the root needs no overlay; then the root, and the switch to it. */
+int root_prepare(struct sandbox *s, struct devices *made, struct trouble *t);
+int root_assemble(const struct sandbox *s, int overlay, const struct devices *made, struct trouble *t);
 void meminfo_refresh(const struct sandbox *s);
 
 /* born.c */

@@ -63,8 +63,8 @@ void rename_process(const struct host *h, const char *name, const char *title) {
     }
 }
 
-/* What aether makes while init makes its namespaces: the overlay, the sandbox's own tmpfs, its user namespace, the groups to join. */
-enum { OVERLAY, OWN, USERNS, JOINS };
+/* What aether makes while init makes its namespaces and /dev: the overlay, the user namespace, the groups to join. */
+enum { OVERLAY, USERNS, JOINS };
 
 static int init_prepare(struct sandbox *s, int status, struct devices *made, struct trouble *t) {
     int fds[JOINS + MAX_JOINS], count;
@@ -75,6 +75,8 @@ static int init_prepare(struct sandbox *s, int status, struct devices *made, str
     const char *name = s->spec.hostname ? s->spec.hostname : "sandbox";
     if (sethostname(name, strlen(name)) < 0)
         return fail(t, "invalid_argument", "hostname", -1, "cannot set hostname %s", name);
+    if (root_prepare(s, made, t) < 0)
+        return -1;
     if ((count = recv_fds(status, fds, JOINS + MAX_JOINS)) < JOINS || count > JOINS + MAX_JOINS)
         return fail(t, "internal", NULL, 0, "aether gave up while the sandbox was made");
     s->userns = fds[USERNS];
@@ -84,7 +86,7 @@ static int init_prepare(struct sandbox *s, int status, struct devices *made, str
         return -1;
     if (unshare(CLONE_NEWCGROUP) < 0)
         return fail(t, "internal", NULL, -1, "cannot make a cgroup namespace");
-    if (root_assemble(s, fds[OVERLAY], fds[OWN], made, t) < 0)
+    if (root_assemble(s, fds[OVERLAY], made, t) < 0)
         return -1;
     if (setns(s->userns, CLONE_NEWUSER) < 0 || setgroups(0, NULL) < 0 || setresgid(0, 0, 0) < 0 || setresuid(0, 0, 0) < 0)
         return fail(t, "internal", NULL, -1, "cannot enter the user namespace");
@@ -97,7 +99,7 @@ static int init_prepare(struct sandbox *s, int status, struct devices *made, str
 _Noreturn static void init_main(struct sandbox *s, int status) {
     struct trouble t = {0};
     sigset_t all;
-    struct devices made = {-1, -1};
+    struct devices made = {-1, -1, -1, -1};
     sigfillset(&all);
     sigprocmask(SIG_SETMASK, &all, NULL);
     signal(SIGCHLD, SIG_DFL);
@@ -105,7 +107,8 @@ _Noreturn static void init_main(struct sandbox *s, int status) {
     int rc = init_prepare(s, status, &made, &t);
     if (rc < 0)
         t.ran = 1; /* marks "there is trouble" for aether, which sets it right */
-    if (send_all(status, &t, sizeof t, -1) < 0 || rc < 0 || send_fds(status, (int[]){made.pts, made.null}, 2) < 0)
+    int count = made.meminfo >= 0 ? 3 : 2;
+    if (send_all(status, &t, sizeof t, -1) < 0 || rc < 0 || send_fds(status, (int[]){made.pts, made.null, made.meminfo}, count) < 0)
         _exit(1);
     close_range(0, ~0U, 0);
     init_loop();
@@ -121,7 +124,7 @@ static int init_clone(struct sandbox *s) {
 }
 
 static int init_await(struct sandbox *s, int status, struct trouble *t) {
-    int fds[2];
+    int fds[3] = {-1, -1, -1};
     set_timeouts(status, 30);
     if (recv(status, t, sizeof *t, MSG_WAITALL) != (ssize_t)sizeof *t)
         return fail(t, "internal", NULL, 0, "the sandbox's init died while it was set up");
@@ -129,10 +132,11 @@ static int init_await(struct sandbox *s, int status, struct trouble *t) {
     t->ran = 0;
     if (failed)
         return -1;
-    if (recv_fds(status, fds, 2) != 2)
+    if (recv_fds(status, fds, 3) < 2)
         return fail(t, "internal", NULL, 0, "the sandbox's init died when it was set up");
     s->devpts = fds[0];
     s->null = fds[1];
+    s->meminfo = fds[2];
     return 0;
 }
 
@@ -153,29 +157,22 @@ static int socket_bind(struct sandbox *s, struct trouble *t) {
 
 /* In the host's mount namespace, then in the empty one: all that init needs, handed to it. */
 static int parts_make(struct sandbox *s, int status, struct trouble *t) {
-    int fds[JOINS + MAX_JOINS] = {-1, -1, -1}, rc = -1;
+    int fds[JOINS + MAX_JOINS];
     if (cgroups_make(s, t) < 0 || (s->userns = userns_make(s->host, s->spec.uid_base, s->spec.uid_count, t)) < 0)
         return -1;
-    if ((fds[OVERLAY] = overlay_make(s, t)) < 0 || (fds[OWN] = own_make(s, t)) < 0)
-        goto out;
-    if (setns(s->host->empty_ns, CLONE_NEWNS) < 0) {
-        fail(t, "internal", NULL, -1, "cannot leave the host's mount namespace");
-        goto out;
-    }
-    if (shared_faces_make(s, t) < 0)
-        goto out;
+    if ((fds[OVERLAY] = overlay_make(s, t)) < 0)
+        return -1;
+    int rc = 0;
     fds[USERNS] = s->userns;
     memcpy(fds + JOINS, s->joins, sizeof(int) * (size_t)s->join_count);
+    if (setns(s->host->empty_ns, CLONE_NEWNS) < 0)
+        rc = fail(t, "internal", NULL, -1, "cannot leave the host's mount namespace");
+    else if (shared_faces_make(s, t) < 0)
+        rc = -1;
     /* If init has died, what it had to say of it is on its way. */
-    if (send_fds(status, fds, JOINS + s->join_count) < 0 && errno != EPIPE) {
-        fail(t, "internal", NULL, -1, "cannot hand the sandbox's parts to its init");
-        goto out;
-    }
-    rc = 0;
-out:
-    for (int i = OVERLAY; i <= OWN; i++)
-        if (fds[i] >= 0)
-            close(fds[i]);
+    else if (send_fds(status, fds, JOINS + s->join_count) < 0 && errno != EPIPE)
+        rc = fail(t, "internal", NULL, -1, "cannot hand the sandbox's parts to its init");
+    close(fds[OVERLAY]);
     return rc;
 }
 

@@ -304,11 +304,15 @@ int shared_faces_make(const struct sandbox *s, struct trouble *t) {
     return bad ? fail(t, "internal", NULL, -1, "cannot write what sandboxes of this size show") : 0;
 }
 
+static int attach(int mount, int dir, const char *path) {
+    return move_mount(mount, "", dir, path, MOVE_MOUNT_F_EMPTY_PATH);
+}
+
 /*
  * The sandbox's own tmpfs: its /dev, /dev/shm, /proc/meminfo and the files that edge places. One file system for all of them: each one more
  * would cost every memory cgroup of the host an entry among its shrinkers.
  */
-int own_make(struct sandbox *s, struct trouble *t) {
+static int own_make(struct sandbox *s, struct trouble *t) {
     char name[32], size[32];
     snprintf(size, sizeof size, "%lld", (long long)(s->spec.shm_bytes > 0 ? s->spec.shm_bytes : 64 << 20) + (1 << 20));
     struct option options[] = {{"mode", "0755"}, {"size", size}, {NULL, NULL}};
@@ -328,16 +332,9 @@ int own_make(struct sandbox *s, struct trouble *t) {
         if (fd >= 0)
             close(fd);
     }
-    if (bad) {
-        fail(t, "internal", NULL, -1, "cannot write the sandbox's own files");
-        close(dir);
-        return -1;
-    }
-    return dir;
-}
-
-static int attach(int mount, int dir, const char *path) {
-    return move_mount(mount, "", dir, path, MOVE_MOUNT_F_EMPTY_PATH);
+    if (bad || attach(dir, AT_FDCWD, "/own") < 0)
+        return fail(t, "internal", NULL, -1, "cannot write the sandbox's own files");
+    return 0;
 }
 
 /* Attach at a path of the image, which may be hostile: it is resolved inside the root and missing folders are made. */
@@ -367,7 +364,7 @@ static int bind_over(int dir, const char *source, int root, const char *path, ui
     return move_mount(fd, "", at, "", MOVE_MOUNT_F_EMPTY_PATH | MOVE_MOUNT_T_EMPTY_PATH);
 }
 
-static int dev_make(const struct sandbox *s, int root, struct devices *made) {
+static int dev_make(const struct sandbox *s, struct devices *made) {
     static const struct {
         const char *name;
         unsigned minor, major;
@@ -391,13 +388,17 @@ static int dev_make(const struct sandbox *s, int root, struct devices *made) {
             return -1;
     if (mkdirat(dev, "pts", 0755) < 0 || mkdirat(dev, "shm", 01777) < 0)
         return -1;
-    int view = open_tree(AT_FDCWD, "/own/dev", OPEN_TREE_CLONE | OPEN_TREE_CLOEXEC);
-    if (view < 0 || attach_in_root(view, root, "dev") < 0)
-        return -1;
     made->pts = mount_new("devpts", options, MOUNT_ATTR_NOSUID | MOUNT_ATTR_NOEXEC);
     /* Not the host's: a lock on it, or a watch, would reach beyond the sandbox. And not later: the guest may put something else there. */
     made->null = openat(dev, "null", O_RDWR | O_CLOEXEC);
-    return made->pts < 0 || made->null < 0 ? -1 : attach(made->pts, view, "pts");
+    return made->pts < 0 || made->null < 0 ? -1 : 0;
+}
+
+static int dev_show(const struct devices *made, int root) {
+    int view = open_tree(AT_FDCWD, "/own/dev", OPEN_TREE_CLONE | OPEN_TREE_CLOEXEC);
+    if (view < 0 || attach_in_root(view, root, "dev") < 0)
+        return -1;
+    return attach(made->pts, view, "pts");
 }
 
 /* A folder is hidden by /empty, all else by the empty file /null: the launcher has closed both, and copies of them stay so. */
@@ -492,29 +493,45 @@ static int root_switch(int root) {
     return chdir("/");
 }
 
-int root_assemble(const struct sandbox *s, int overlay, int own, struct devices *made, struct trouble *t) {
-    if (attach(overlay, AT_FDCWD, "/root") < 0 || attach(own, AT_FDCWD, "/own") < 0)
-        return fail(t, "internal", NULL, -1, "cannot attach the overlay");
-    int root = open("/root", O_PATH | O_DIRECTORY | O_CLOEXEC);
-    int proc = mount_new("proc", NULL, CLOSED & ~MOUNT_ATTR_RDONLY);
-    if (root < 0 || proc < 0)
-        return fail(t, "internal", NULL, -1, "cannot mount proc");
-    if (sysctls_set(s, proc, t) < 0)
-        return -1;
+/* What is made from now on belongs to the root of the sandbox; our capabilities stay. */
+static void act_as(int64_t id) {
+    setfsgid((gid_t)id);
+    setfsuid((uid_t)id);
+}
+
+int root_prepare(struct sandbox *s, struct devices *made, struct trouble *t) {
     prctl(PR_SET_SECUREBITS, SECBIT_NO_SETUID_FIXUP);
     umask(0);
-    setfsgid((gid_t)s->spec.uid_base);
-    setfsuid((uid_t)s->spec.uid_base);
-    if (attach_in_root(proc, root, "proc") < 0)
+    if (own_make(s, t) < 0)
+        return -1;
+    made->meminfo = s->meminfo;
+    if ((made->proc = mount_new("proc", NULL, CLOSED & ~MOUNT_ATTR_RDONLY)) < 0)
+        return fail(t, "internal", NULL, -1, "cannot mount proc");
+    if (sysctls_set(s, made->proc, t) < 0)
+        return -1;
+    act_as(s->spec.uid_base);
+    if (dev_make(s, made) < 0)
+        return fail(t, "internal", NULL, -1, "cannot make /dev");
+    act_as(0);
+    return 0;
+}
+
+int root_assemble(const struct sandbox *s, int overlay, const struct devices *made, struct trouble *t) {
+    if (attach(overlay, AT_FDCWD, "/root") < 0)
+        return fail(t, "internal", NULL, -1, "cannot attach the overlay");
+    int root = open("/root", O_PATH | O_DIRECTORY | O_CLOEXEC);
+    if (root < 0)
+        return fail(t, "internal", NULL, -1, "cannot open the overlay");
+    act_as(s->spec.uid_base);
+    if (attach_in_root(made->proc, root, "proc") < 0)
         return fail(t, "internal", "environment", -1, "the image's /proc is not a folder");
     if (mkdirat(root, "sys", 0755) < 0 && errno != EEXIST)
         return fail(t, "internal", "environment", -1, "cannot make /sys");
-    if (dev_make(s, root, made) < 0)
-        return fail(t, "internal", "environment", -1, "cannot make /dev");
+    if (dev_show(made, root) < 0)
+        return fail(t, "internal", "environment", -1, "the image's /dev is not a folder");
     if (mkdirat(root, "tmp", 01777) < 0 && errno != EEXIST)
         return fail(t, "internal", "environment", -1, "cannot make /tmp");
-    setfsuid(0);
-    setfsgid(0);
+    act_as(0);
     if (sys_show(s, root, t) < 0 || walls_make(s, root, t) < 0 || faces_show(s, root, t) < 0)
         return -1;
     if (root_switch(root) < 0)
