@@ -30,10 +30,11 @@ class Host:
 
 
 def limits_of(spec: SandboxSpec, host: Host) -> Limits:
-    """The limits in force: what was asked, lowered to what the host has."""
+    """The limits in force: what was asked, lowered to what the host has. All its CPUs are no limit, and are not written as one: for each quota the
+    kernel walks all groups of the host."""
     args = spec.args
     return Limits(
-        cpu_cores=min(args.cpu_cores_limit, float(host.cpus)),
+        cpu_cores=args.cpu_cores_limit if args.cpu_cores_limit < host.cpus else None,
         memory_bytes=min(args.memory_limit_mb << 20, host.memory_bytes),
         pids=args.pids_limit,
     )
