@@ -30,8 +30,8 @@ class Host:
 
 
 def limits_of(spec: SandboxSpec, host: Host) -> Limits:
-    """The limits in force: what was asked, lowered to what the host has. All its CPUs are no limit, and are not written as one: for each quota the
-    kernel walks all groups of the host."""
+    """The limits in force: what was asked, lowered to what the host has. All its CPUs are no limit and not written as one: the kernel walks
+    every group of the host for each quota."""
     args = spec.args
     return Limits(
         cpu_cores=args.cpu_cores_limit if args.cpu_cores_limit < host.cpus else None,
