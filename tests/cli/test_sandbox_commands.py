@@ -175,8 +175,9 @@ def test_a_terminal_in_the_sandbox(node, sandbox: str) -> None:
         terminal.expect(b"xterm")
         terminal.expect(b"ready>")
         # Ctrl-C goes to what runs inside, not to us.
-        terminal.type(b"sleep 60\r")
-        terminal.expect(b"sleep 60")
+        # It says that it has begun: before that the keys would reach the shell, which ignores them.
+        terminal.type(b"sh -c 'echo begun; exec sleep 60'\r")
+        terminal.expect(b"begun\r\n")
         terminal.type(b"\x03")
         terminal.expect(b"ready>")
         terminal.resize(40, 111)
