@@ -563,7 +563,7 @@ static void serve(struct aether *a) {
 static int floor_of(const struct aether *a) {
     const struct sandbox *s = &a->s;
     const int kept[] = {s->host->root, s->host->proc, s->host->empty_ns, s->init_pidfd, s->userns, s->root,
-                        s->devpts,     s->null,       s->meminfo,        s->cgroups,    s->oom};
+                        s->devpts,     s->null,       s->meminfo,        s->cgroups,    s->oom,    s->usage};
     int highest = a->children.fd > a->epoll ? a->children.fd : a->epoll, fd;
     for (size_t i = 0; i < sizeof kept / sizeof *kept; i++)
         if (kept[i] > highest)
@@ -593,7 +593,8 @@ _Noreturn void aether_main(const struct host *h, struct frame *launch, int birth
                            .null = -1,
                            .meminfo = -1,
                            .cgroups = -1,
-                           .oom = -1};
+                           .oom = -1,
+                           .usage = -1};
     setsid();
     signal(SIGCHLD, SIG_DFL);
     signal(SIGPIPE, SIG_IGN);

@@ -33,6 +33,7 @@ struct sandbox {
     int meminfo; /* write end of what /proc/meminfo shows, or -1 */
     int cgroups; /* O_PATH of the folder in which sessions make theirs, or -1 */
     int oom;     /* read end of OOM_FILE, or -1 */
+    int usage;   /* read end of MEMORY_USAGE_FILE, or -1 */
     int joins[MAX_JOINS];
     int join_count;
 };

@@ -66,6 +66,8 @@ int cgroups_make(struct sandbox *s, struct trouble *t) {
         if ((s->cgroups = host_open(s->host, last, O_RDONLY | O_DIRECTORY)) < 0)
             return fail(t, "internal", NULL, -1, "cannot open cgroup %s", last);
     }
+    if (spec->memory_usage_file && (s->usage = host_open(s->host, spec->memory_usage_file, O_RDONLY)) < 0)
+        return fail(t, "internal", NULL, -1, "cannot open %s", spec->memory_usage_file);
     if (spec->oom_file && (s->oom = host_open(s->host, spec->oom_file, O_RDONLY)) < 0)
         return fail(t, "internal", NULL, -1, "cannot open %s", spec->oom_file);
     return 0;

@@ -289,16 +289,16 @@ static int begin(struct chronus *c, int conn, struct inbox *in, bool reused, str
             return fail(t, "overloaded", NULL, ENOMEM, "no memory to keep output");
         c->current->oom_before = oom_kills(c->s);
     }
-    if (reused) {
-        c->group_cpu_at_start = group_cpu_ns(c->group);
+    if (reused && c->request.timeout_ns)
         c->frozen_before = group_frozen_ns(c->group, clock_now());
-    }
     return spawn(c->s, &c->request, c->group, c->shell, &c->child, t);
 }
 
-static bool session(struct sandbox *s, int ctl, int conn, const char *id, int group, bool reused) {
+/* `spent`: CPU time that what ran in the group before has taken; added to. */
+static bool session(struct sandbox *s, int ctl, int conn, const char *id, int group, int64_t *spent, bool reused) {
     struct chronus c = {
         .s = s, .ctl = ctl, .id = id, .group = group, .child = {.pid = -1, .pidfd = -1, .in = -1, .out = -1, .err = -1, .status = -1}};
+    c.group_cpu_at_start = *spent;
     struct inbox in = {0};
     struct trouble t = {0};
     if (begin(&c, conn, &in, reused, &t) < 0) {
@@ -313,6 +313,7 @@ static bool session(struct sandbox *s, int ctl, int conn, const char *id, int gr
         command_begin(&c, conn, &in);
     inbox_free(&in);
     serve(&c);
+    *spent = c.shell ? group_cpu_ns(group) : *spent + c.leader_cpu;
     session_forget(&c);
     return !c.unfit;
 }
@@ -321,6 +322,7 @@ void chronus_main(struct sandbox *s, int ctl, int conn, const char *id) {
     char next[ID_MAX + 1];
     int pid = getpid();
     bool reused = false;
+    int64_t spent = 0;
     prctl(PR_SET_NAME, "chronus");
     signal(SIGPIPE, SIG_IGN);
     int group = session_group_make(s, pid);
@@ -328,7 +330,7 @@ void chronus_main(struct sandbox *s, int ctl, int conn, const char *id) {
         snprintf(next, sizeof next, "%s", id);
     for (;;) {
         if (conn >= 0) {
-            if (!session(s, ctl, conn, next, group, reused))
+            if (!session(s, ctl, conn, next, group, &spent, reused))
                 break;
             reused = true;
         }

@@ -44,7 +44,7 @@ struct chronus {
     int64_t deadline, kill_at, drain_until;
     int64_t unreaped_since; /* the leader has ended, but somebody traces it */
     int64_t frozen_before;  /* of the group's frozen time, what the deadline has in it */
-    int64_t group_cpu_at_start;
+    int64_t group_cpu_at_start, leader_cpu;
     char status[64];
     size_t status_len;
 };

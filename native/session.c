@@ -207,6 +207,7 @@ static void leader_outcome(struct chronus *c, const siginfo_t *info, const struc
     op->cpu_ns =
         (usage->ru_utime.tv_sec + usage->ru_stime.tv_sec) * 1000000000LL + (usage->ru_utime.tv_usec + usage->ru_stime.tv_usec) * 1000LL;
     op->maxrss = usage->ru_maxrss * 1024LL;
+    c->leader_cpu = op->cpu_ns;
 }
 
 /* Whoever traces the leader may keep it unreaped: its outcome is then not known, and what was its tree dies. */
