@@ -77,6 +77,17 @@ def test_limits_are_what_the_kernel_says_afterwards(driver):
 
 
 @pytest.mark.slow
+def test_retiring_waits_for_a_daemon_that_is_on_its_way_out(driver):
+    if driver.daemons_dir is None:
+        pytest.skip("daemons have a group of their own only where there is a v2 hierarchy")
+    with subprocess.Popen(["sleep", "0.3"]) as leaving:
+        with open(f"{driver.daemons_dir}/cgroup.procs", "w") as file:
+            file.write(str(leaving.pid))
+        driver.retire()
+        assert not os.path.exists(driver.daemons_dir)
+
+
+@pytest.mark.slow
 def test_a_frozen_process_stands_and_a_thawed_one_ends(driver):
     with inhabitant(driver, "sb", Limits(), "sleep", "0.5") as process:
         assert not driver.frozen("sb")

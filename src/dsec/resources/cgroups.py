@@ -23,6 +23,7 @@ __all__ = ["CgroupDriver"]
 
 FREEZE_SECONDS: Final = 10.0
 REMOVE_SECONDS: Final = 5.0
+RETIRE_SECONDS: Final = 1.0
 
 
 def _read(path: str) -> str | None:
@@ -52,6 +53,16 @@ def _delegate(folder: str, controller: str) -> bool:
         return True
     try:
         _write(path, f"+{controller}")
+    except OSError:
+        return False
+    return True
+
+
+def _removed(path: str) -> bool:
+    try:
+        os.rmdir(path)
+    except FileNotFoundError:
+        return True
     except OSError:
         return False
     return True
@@ -109,10 +120,12 @@ class CgroupDriver:
         )
 
     def retire(self) -> None:
-        """Remove the instance's folders if nothing lives in them."""
+        """Remove the instance's folders if nothing lives in them. Where no sandbox is left, processes on their way out are waited for, a
+        second at most."""
+        deadline = time.monotonic() + (0.0 if self.owned() else RETIRE_SECONDS)
         for path in (*((self.daemons_dir,) if self.daemons_dir else ()), *self._dirs):
-            with contextlib.suppress(OSError):
-                os.rmdir(path)
+            while not _removed(path) and time.monotonic() < deadline:
+                time.sleep(0.005)
 
     def plan(self, sandbox: str, limits: Limits) -> CgroupPlan:
         return plan_cgroups(self.hierarchies, self.instance, sandbox, limits)
