@@ -23,7 +23,7 @@
 #define START_NS (5 * 1000000000LL) /* how long a command may take to be executed; a guest can hold it up */
 #define SPARE_NS (3 * 1000000000LL) /* and for how long */
 
-enum what { LISTENER, CHILDREN, GUEST_INIT, WATCHER, STRANGER, SESSION, SPARE };
+enum what { LISTENER, CHILDREN, WATCHER, STRANGER, SESSION, SPARE };
 
 struct node {
     enum what what;
@@ -41,7 +41,7 @@ struct node {
 struct aether {
     struct sandbox s;
     int epoll, floor;
-    struct node listener, children, init;
+    struct node listener, children;
     struct node *watchers, *strangers, *sessions, *spares;
     int session_count, spare_count, starting_count;
     int *helpers; /* pids of files and connect processes */
@@ -533,7 +533,6 @@ static void handle(struct aether *a, struct node *n) {
     switch (n->what) {
     case LISTENER: return accept_all(a);
     case CHILDREN: return children_reap(a);
-    case GUEST_INIT: return;
     case WATCHER: return watcher_read(a, n);
     case STRANGER: return stranger_look(a, n);
     case SESSION: session_notes(a, n); return;
