@@ -6,8 +6,9 @@ edge owns their states, records and time limits.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Protocol
 
 import msgspec
@@ -55,6 +56,10 @@ class SandboxSpec(msgspec.Struct, kw_only=True, frozen=True):
     user: str = "root"
     hostname: str = "sandbox"
     backend: BackendName = "container"
+    snapshot: str = ""
+    """Name of the snapshot that its disk begins as: it is a fork. Empty: its disk begins empty."""
+    renewed: bool = False
+    """Its files come from another sandbox's life: it gets a machine id of its own."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -248,6 +253,33 @@ class Backend(Protocol):
 
         Idempotent; raises after a bounded retry if something stays.
         """
+        ...
+
+    async def snapshot(self, spec: SandboxSpec, name: str, *, branchable: bool) -> float:
+        """Keep the sandbox's disk as of one moment under `name`, with all that its processes have written until then.
+
+        They stand for the milliseconds that are returned; one that is paused stays so. Nothing is left after a failure. `branchable`: new
+        sandboxes may begin with it (`SandboxSpec.snapshot`); otherwise it is for reading.
+        """
+        ...
+
+    async def branch(self, name: str, specs: Sequence[SandboxSpec]) -> dict[str, Exception]:
+        """Make the disks of `specs`, which are about to be created, from a branchable snapshot, all at once.
+
+        Returns why those of them that have none have none; `create` then tries again.
+        """
+        ...
+
+    def snapshot_folder(self, name: str) -> Path:
+        """Where the files that the sandbox had written lie, as an overlay's upper folder."""
+        ...
+
+    async def drop_snapshot(self, name: str) -> None:
+        """Remove it. Idempotent."""
+        ...
+
+    async def snapshots(self) -> set[str]:
+        """Names of all that there are. For the sweep."""
         ...
 
     async def usage(self, spec: SandboxSpec) -> Usage: ...

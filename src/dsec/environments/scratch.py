@@ -18,12 +18,13 @@ from pathlib import Path
 from typing import Final
 
 from dsec.environments.names import check_owner
+from dsec.environments.snapshots import SNAPSHOTS, ScratchSnapshots, disk_error
 from dsec.environments.tools import run_tool
 from dsec.kernel import btrfs
 from dsec.kernel.loop import attached_loop, backing_file, held_loop
 from dsec.kernel.mountinfo import Mount, mount_at
 from dsec.kernel.mounts import ATTR_NOATIME, ATTR_NODEV, ATTR_NOSUID, attach, make_mount, unmount
-from libdsec.errors import Conflict, DSecError, InvalidArgument, QuotaExceeded, Unsupported
+from libdsec.errors import Conflict, DSecError, InvalidArgument, Unsupported
 
 __all__ = ["MINIMUM_BYTES", "ScratchCapabilities", "ScratchStore"]
 
@@ -68,6 +69,7 @@ class ScratchStore:
         self._fd: int | None = None
         self._filesystem = ""
         self._capabilities = ScratchCapabilities(disk_limit=False, snapshot=False, image=False)
+        self.snapshots = ScratchSnapshots(self.path, self._open_fd, able=lambda: self._capabilities.snapshot)
 
     @property
     def capabilities(self) -> ScratchCapabilities:
@@ -131,6 +133,7 @@ class ScratchStore:
                 os.close(fd)
         self._filesystem = filesystem
         self._capabilities = ScratchCapabilities(disk_limit=True, snapshot=True, image=ours)
+        self.snapshots.prepare()
         if ours:
             self._drop_stale_quotas()
         return True
@@ -180,6 +183,10 @@ class ScratchStore:
 
     # -- folders of sandboxes ------------------------------------------------------------------------------------------------------------
 
+    def folder(self, sandbox_id: str) -> Path:
+        """Where the sandbox's folder is, or would be."""
+        return self.path / check_owner(sandbox_id)
+
     def create(self, sandbox_id: str, limit_bytes: int | None) -> Path:
         """A new folder for the sandbox, holding `upper` (0755) and `work`, both 0:0. Conflict if it has one; nothing is left on failure.
 
@@ -198,13 +205,13 @@ class ScratchStore:
         except OSError as error:
             if error.errno == errno.EEXIST:
                 raise Conflict(f"sandbox_id: {name} has a scratch folder already", field="sandbox_id") from None
-            raise _typed(error) from error
+            raise disk_error(error) from error
         try:
             self._furnish(parent, name, limit_bytes)
         except BaseException as error:
             with contextlib.suppress(OSError):
                 self.destroy(name)
-            raise _typed(error) if isinstance(error, OSError) else error from error
+            raise disk_error(error) if isinstance(error, OSError) else error from error
         return self.path / name
 
     def _furnish(self, parent: int, name: str, limit_bytes: int | None) -> None:
@@ -247,6 +254,8 @@ class ScratchStore:
         names = set()
         try:
             for name in os.listdir(fd):
+                if name.startswith("."):
+                    continue
                 with contextlib.suppress(FileNotFoundError):
                     found = os.stat(name, dir_fd=fd, follow_symlinks=False)
                     if stat.S_ISDIR(found.st_mode) and (not self._capabilities.snapshot or found.st_ino == btrfs.ROOT_INODE):
@@ -264,7 +273,7 @@ class ScratchStore:
         """Quota groups of subvolumes that are no more slow every commit. Newer kernels drop them, older ones leave them."""
         fd = self._open_fd()
         alive = {btrfs.TOP_LEVEL}
-        for name in self.list():
+        for name in [*self.list(), *(f"{SNAPSHOTS}/{name}" for name in self.snapshots.names())]:
             with contextlib.suppress(FileNotFoundError):
                 folder = os.open(name, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=fd)
                 alive.add(btrfs.subvolume_id(folder))
@@ -275,7 +284,8 @@ class ScratchStore:
 
 
 def _mount(image: Path, target: Path) -> None:
-    """Sandboxes' data are gone with the host, so nothing is checksummed; what is freed goes back to the file below.
+    """Sandboxes' data are gone with the host, so nothing is checksummed, and a commit, of which each snapshot is one, does not wait for the
+    disk below; what is freed goes back to the file below.
 
     Unmounted here, the image may still be mounted in somebody's copy of the mount table, and btrfs takes no second device for it.
     """
@@ -284,7 +294,7 @@ def _mount(image: Path, target: Path) -> None:
         mount = make_mount(
             "btrfs",
             source=device,
-            options=[("nodatasum", None), ("discard", "async")],
+            options=[("nodatasum", None), ("nobarrier", None), ("discard", "async")],
             attributes=ATTR_NOATIME | ATTR_NOSUID | ATTR_NODEV,
         )
         try:
@@ -300,9 +310,3 @@ def _unmount_scratch(path: Path) -> None:
         if error.errno == errno.EBUSY:
             raise Conflict(f"scratch: {path} is in use", cause="in-use") from error
         raise
-
-
-def _typed(error: OSError) -> Exception:
-    if error.errno in (errno.ENOSPC, errno.EDQUOT):
-        return QuotaExceeded(f"scratch: the disk for sandboxes' files is full: {error}", field="disk_limit_mb", cause="disk")
-    return error

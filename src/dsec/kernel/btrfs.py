@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import errno
 import fcntl
 import os
@@ -11,11 +12,12 @@ import uuid
 from pathlib import Path
 from typing import Final
 
-from dsec.kernel.syscalls import fail
+from dsec.kernel.syscalls import fail, ioctl
 
 __all__ = [
     "ROOT_INODE",
     "TOP_LEVEL",
+    "create_snapshot",
     "create_subvolume",
     "destroy_subvolume",
     "drop_quota",
@@ -39,6 +41,7 @@ _SYNC: Final = 0x9408
 _SUBVOL_CREATE: Final = 0x5000940E
 _SNAP_DESTROY: Final = 0x5000940F
 _INO_LOOKUP: Final = 0xD0009412
+_SNAP_CREATE_V2: Final = 0x50009417
 _FS_INFO: Final = 0x8400941F
 _QUOTA_CTL: Final = 0xC0109428
 _QGROUP_CREATE: Final = 0x4010942A
@@ -47,27 +50,48 @@ _QGROUP_LIMIT: Final = 0x8030942B
 _QUOTA_ENABLE_SIMPLE: Final = 4
 _LIMIT_MAX_RFER: Final = 1
 _VOL_ARGS = struct.Struct("=q4088s")
+_VOL_ARGS_V2 = struct.Struct("=qQQ32x4040s")
+_READ_ONLY: Final = 2
 _NO_LIMIT: Final = (1 << 64) - 1
 
 
 def _ioctl(fd: int, name: str, request: int, argument: bytes | bytearray, path: str | None = None) -> None:
-    """A bytearray may be of any size and is written back; bytes are at most 1,024, which is fcntl.ioctl's limit."""
+    """A bytearray may be of any size and is written back; bytes are at most 1,024, which is fcntl.ioctl's limit.
+
+    For larger ones fcntl.ioctl keeps the interpreter's lock, and some of these calls wait for the disk: they go another way.
+    """
     try:
-        fcntl.ioctl(fd, request, argument)
+        if isinstance(argument, bytes):
+            fcntl.ioctl(fd, request, argument)
+        else:
+            ioctl(fd, request, (ctypes.c_char * len(argument)).from_buffer(argument))
     except OSError as error:
         raise fail(f"ioctl({name})", error.errno or 0, path) from None
 
 
-def _volume(name: str) -> bytearray:
+def _name(name: str) -> bytes:
     encoded = os.fsencode(name)
     if not 0 < len(encoded) < 256 or b"/" in encoded:
         raise fail("subvolume name", errno.EINVAL, name)
-    return bytearray(_VOL_ARGS.pack(0, encoded))
+    return encoded
+
+
+def _volume(name: str) -> bytearray:
+    return bytearray(_VOL_ARGS.pack(0, _name(name)))
 
 
 def create_subvolume(parent: int, name: str) -> None:
     """Make an empty subvolume `name` in the folder that the descriptor `parent` has open."""
     _ioctl(parent, "BTRFS_IOC_SUBVOL_CREATE", _SUBVOL_CREATE, _volume(name), name)
+
+
+def create_snapshot(source: int, parent: int, name: str, *, read_only: bool) -> None:
+    """A copy, as `name` in the folder `parent`, of the subvolume that `source` has open, as it is now, pages not yet written included.
+
+    Waits until those are on their way, and for a commit, which calls for different parents at the same time share.
+    """
+    arguments = bytearray(_VOL_ARGS_V2.pack(source, 0, _READ_ONLY if read_only else 0, _name(name)))
+    _ioctl(parent, "BTRFS_IOC_SNAP_CREATE_V2", _SNAP_CREATE_V2, arguments, name)
 
 
 def destroy_subvolume(parent: int, name: str) -> None:

@@ -6,7 +6,7 @@ import ctypes
 import os
 from typing import Final
 
-__all__ = ["NUMBERS", "fail", "syscall"]
+__all__ = ["NUMBERS", "fail", "ioctl", "syscall"]
 
 NUMBERS: Final[dict[str, int]] = {
     "open_tree": 428,
@@ -40,6 +40,12 @@ def syscall(name: str, *arguments: int | bytes | ctypes.Array[ctypes.c_char] | N
         error = ctypes.get_errno()
         if error != 4:  # EINTR
             raise fail(name, error, path)
+
+
+def ioctl(fd: int, request: int, argument: ctypes.Array[ctypes.c_char]) -> None:
+    """ioctl(2) with a buffer of any size, other threads running meanwhile. EINTR is not tried again."""
+    if _libc.ioctl(fd, ctypes.c_ulong(request), argument) < 0:
+        raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
 
 
 def umount2(path: str | os.PathLike[str], flags: int) -> None:

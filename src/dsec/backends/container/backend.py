@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import os
 import socket
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Final, Protocol
@@ -24,6 +25,7 @@ from dsec.backends.container.threads import in_thread
 from dsec.backends.container.watch import Watch
 from dsec.backends.protocol import Capabilities, ChannelEvent, EventCallback, SandboxSpec, Usage
 from dsec.environments.scratch import ScratchCapabilities
+from dsec.environments.snapshots import ScratchSnapshots, forget_seeds
 from dsec.network.nat import NatNetwork
 from dsec.resources.cgroups import CgroupDriver
 from dsec.resources.hierarchies import WANTED, probe
@@ -54,8 +56,11 @@ class ScratchFolders(Protocol):
 
     @property
     def capabilities(self) -> ScratchCapabilities: ...
+    @property
+    def snapshots(self) -> ScratchSnapshots: ...
     def open(self) -> None: ...
     def close(self) -> None: ...
+    def folder(self, sandbox_id: str) -> Path: ...
     def create(self, sandbox_id: str, limit_bytes: int | None) -> Path: ...
     def destroy(self, sandbox_id: str) -> None: ...
     def usage(self, sandbox_id: str) -> int | None: ...
@@ -114,13 +119,17 @@ class ContainerBackend:
         hierarchies = self._cgroups.hierarchies
         return Capabilities(
             pause=hierarchies.v2 is not None or hierarchies.has("freezer"),
-            snapshot=False,
-            fork=False,
+            snapshot=self._can_snapshot(),
+            fork=self._can_snapshot(),
             tty=True,
             nat=self._nat_refusal is None,
             disk_limit=self._scratch.capabilities.disk_limit,
             memory_limit=hierarchies.has("memory"),
         )
+
+    def _can_snapshot(self) -> bool:
+        hierarchies = self._cgroups.hierarchies
+        return self._scratch.capabilities.snapshot and (hierarchies.v2 is not None or hierarchies.has("freezer"))
 
     def validate(self, args: ContainerRunArgs) -> None:
         """Refuses what this host cannot do, naming the field."""
@@ -223,7 +232,13 @@ class ContainerBackend:
     def _prepare(self, spec: SandboxSpec) -> tuple[list[str], Path]:
         digests = [layer.rpartition("@")[2] for layer in spec.layers]
         layers = self._layers.acquire(digests, spec.sandbox_id)
-        return layers, self._scratch.create(spec.sandbox_id, spec.args.disk_limit_mb << 20)
+        if not spec.snapshot:
+            return layers, self._scratch.create(spec.sandbox_id, spec.args.disk_limit_mb << 20)
+        scratch = self._scratch.folder(spec.sandbox_id)
+        if not scratch.exists():
+            for error in self._branch(spec.snapshot, [spec]).values():
+                raise error
+        return layers, scratch
 
     async def adopt(self, spec: SandboxSpec) -> ContainerChannel | None:
         """None too where another sandbox holds its id range or another generation answers: neither is ours to run commands in."""
@@ -261,6 +276,50 @@ class ContainerBackend:
     async def resume(self, spec: SandboxSpec) -> None:
         await in_thread(self._cgroups.thaw, spec.sandbox_id)
         self._paused.discard(spec.sandbox_id)
+
+    async def snapshot(self, spec: SandboxSpec, name: str, *, branchable: bool) -> float:
+        if not self._can_snapshot():
+            raise Unsupported("this host cannot take snapshots: its scratch store is not on btrfs, or it has no cgroup freezer")
+        return await in_thread(self._snapshot, spec, name, branchable)
+
+    def _snapshot(self, spec: SandboxSpec, name: str, branchable: bool) -> float:
+        """All that takes long is done before the processes stand and after."""
+        sandbox_id, snapshots = spec.sandbox_id, self._scratch.snapshots
+        paused = sandbox_id in self._paused
+        if not paused:
+            snapshots.flush(sandbox_id)
+        began = time.monotonic()
+        try:
+            if not paused:
+                self._cgroups.freeze(sandbox_id)
+            snapshots.take(sandbox_id, name, read_only=not branchable)
+        finally:
+            if not paused:
+                self._cgroups.thaw(sandbox_id)
+        stopped_ms = 0.0 if paused else (time.monotonic() - began) * 1000
+        if branchable:
+            try:
+                lowers = self._layers.acquire([layer.rpartition("@")[2] for layer in spec.layers], sandbox_id)
+                snapshots.branchable(name, lambda upper: forget_seeds(upper, [Path(lower) for lower in reversed(lowers)]))
+            except BaseException:
+                snapshots.drop(name)
+                raise
+        return stopped_ms
+
+    async def branch(self, name: str, specs: Sequence[SandboxSpec]) -> dict[str, Exception]:
+        return await in_thread(self._branch, name, specs)
+
+    def _branch(self, name: str, specs: Sequence[SandboxSpec]) -> dict[str, Exception]:
+        return self._scratch.snapshots.branch(name, {spec.sandbox_id: spec.args.disk_limit_mb << 20 for spec in specs})
+
+    def snapshot_folder(self, name: str) -> Path:
+        return self._scratch.snapshots.path(name) / "upper"
+
+    async def drop_snapshot(self, name: str) -> None:
+        await in_thread(self._scratch.snapshots.drop, name)
+
+    async def snapshots(self) -> set[str]:
+        return await in_thread(self._scratch.snapshots.names)
 
     async def destroy(self, spec: SandboxSpec) -> None:
         # Not yet ours where edge came back only to finish an end: nobody else may have the ids while they are in use.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import hashlib
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -16,7 +17,7 @@ from dsec.isolation.walls import MASKED, READ_ONLY, SYS_SHOWN, capability_mask, 
 from dsec.resources.plan import CgroupPlan, Limits
 from dsec.resources.uid_ranges import RANGE_IDS, range_base
 
-__all__ = ["Host", "launch_payload", "limits_of"]
+__all__ = ["Host", "launch_payload", "limits_of", "machine_id"]
 
 SESSION_LIMIT: Final = 1024
 
@@ -56,7 +57,14 @@ def _files(spec: SandboxSpec, resolv_conf: str | None) -> dict[str, str]:
     }
     if resolv_conf is not None:
         files["/etc/resolv.conf"] = resolv_conf
+    if spec.renewed:
+        files["/etc/machine-id"] = files["/var/lib/dbus/machine-id"] = machine_id(spec) + "\n"
     return files
+
+
+def machine_id(spec: SandboxSpec) -> str:
+    """The sandbox's own, shown over the file that its image or its parent brings, where there is one. The same after a restart of ours."""
+    return hashlib.blake2b(f"{spec.sandbox_id} {spec.generation}".encode(), digest_size=16, person=b"dsec machine id").hexdigest()
 
 
 def launch_payload(
