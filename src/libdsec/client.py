@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
 from collections.abc import Mapping
 from typing import Any
 
 import msgspec
 
-from libdsec.api import Api, new_op_id, segment
-from libdsec.errors import ConnectionFailed, DSecError, InvalidArgument, error_from_wire
-from libdsec.sandbox import Sandbox
+from libdsec.api import Api, segment
+from libdsec.errors import InvalidArgument
+from libdsec.sandbox import Sandbox, make
 from libdsec.schema import (
     BackendName,
-    BatchResult,
     ContainerRunArgs,
     CreateRequest,
     EnvironmentInfo,
@@ -29,8 +27,6 @@ from libdsec.transport import Transport, open_transport
 __all__ = ["DEFAULT_URL", "DSecClient"]
 
 DEFAULT_URL = "unix:///run/dsec/dsec.sock"
-_CREATE_AFTER_CANCEL_SECONDS = 5.0
-"""How long a cancelled create is still waited for, to know what it made and stop it, before its connection is closed instead."""
 
 
 class DSecClient:
@@ -115,41 +111,17 @@ class DSecClient:
         if count < 1:
             raise InvalidArgument(f"count is {count}; at least 1", field="count")
         request = CreateRequest(args=args, backend=backend, count=count)
-        batch = await self._create(request, self.timeouts.create if timeout is None else timeout)
-        made = [Sandbox(self._api, info) for info in batch.sandboxes]
-        if batch.errors and not (allow_partial and made):
-            await finish(_stop_all(made))
-            error = error_from_wire({"error": msgspec.to_builtins(batch.errors[0])}, 500)
-            error.details.update(made=len(made), failed=len(batch.errors))
-            raise error
-        return made
-
-    async def _create(self, request: CreateRequest, timeout: float) -> BatchResult:
-        posting = asyncio.ensure_future(
-            self._api.call(
-                "POST",
-                "/v1/sandboxes",
-                BatchResult,
-                body=request,
-                headers={"Idempotency-Key": new_op_id("create")},
-                timeout=timeout,
-                idempotent=True,
-            )
+        return await make(
+            self._api, "/v1/sandboxes", request, self.timeouts.create if timeout is None else timeout, allow_partial=allow_partial
         )
-        try:
-            return await asyncio.shield(posting)
-        except asyncio.CancelledError:
-            # Closing the connection makes the server undo a create that it is at, but not one whose answer is on its way.
-            # Who cancels again does not want to wait.
-            await finish(self._undo(posting), patience=0)
-            raise
 
-    async def _undo(self, posting: asyncio.Future[BatchResult]) -> None:
-        try:
-            batch = await asyncio.wait_for(posting, _CREATE_AFTER_CANCEL_SECONDS)
-        except (TimeoutError, DSecError):
-            return
-        await _stop_all([Sandbox(self._api, info) for info in batch.sandboxes])
+    async def restore(self, name: str, args: ContainerRunArgs | None = None, *, timeout: float | None = None) -> Sandbox:
+        """Make a sandbox that begins with the files that pack_diff() published as `name`, `name:tag` or `name@digest`.
+
+        Of `args` all counts but the environment.
+        """
+        wanted = msgspec.structs.replace(args or ContainerRunArgs(), container_image=name, environment=[])
+        return await self.run(wanted, timeout=timeout)
 
     async def get(self, sandbox_id: str) -> Sandbox:
         """A handle on a sandbox that exists. NotFound otherwise."""
@@ -176,10 +148,3 @@ class DSecClient:
         """Sandboxes, newest knowledge of the server; by state and by labels that must all match."""
         query: dict[str, Any] = {"state": state, "label": [f"{key}={value}" for key, value in (labels or {}).items()]}
         return await self._api.call("GET", "/v1/sandboxes", list[SandboxInfo], query=query, idempotent=True)
-
-
-async def _stop_all(sandboxes: list[Sandbox]) -> None:
-    results = await asyncio.gather(*(each.stop() for each in sandboxes), return_exceptions=True)
-    failed = [result for result in results if isinstance(result, BaseException)]
-    if failed and not all(isinstance(each, ConnectionFailed) for each in failed):
-        raise failed[0]

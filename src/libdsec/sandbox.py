@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
+
+import msgspec
 
 from libdsec.api import Api, new_op_id, segment
-from libdsec.errors import InvalidArgument, NotFound
+from libdsec.errors import ConnectionFailed, DSecError, InvalidArgument, NotFound, error_from_wire
 from libdsec.files import Files
 from libdsec.ports import PortHttp, TcpConnection
 from libdsec.process import Process
 from libdsec.schema import (
     DEFAULT_OUTPUT_LIMIT_BYTES,
+    BatchResult,
+    CreateRequest,
     ExecRequest,
     ExecResult,
+    ForkRequest,
     ProcessInfo,
     SandboxInfo,
     SessionInfo,
@@ -28,6 +34,9 @@ if TYPE_CHECKING:
 
 __all__ = ["Sandbox"]
 
+MAX_COUNT = 32768
+_CREATE_AFTER_CANCEL_SECONDS = 5.0
+"""How long a cancelled create is still waited for, to know what it made and stop it, before its connection is closed instead."""
 _HOLD_SECONDS = 2
 """How long the output of a started process waits for output() before some of it may be dropped."""
 
@@ -91,6 +100,50 @@ class Sandbox:
     async def stop(self) -> SandboxInfo:
         """End it and remove all of it. Stopping again gives the same answer."""
         return await self._api.call("DELETE", self._path, SandboxInfo, idempotent=True)
+
+    async def fork(
+        self,
+        count: int = 1,
+        *,
+        timeout: float | None = None,
+        allow_partial: bool = False,
+        memory_limit_mb: int | None = None,
+        cpu_cores_limit: float | None = None,
+        pids_limit: int | None = None,
+        disk_limit_mb: int | None = None,
+        ttl_running_stop: float | None = None,
+        ttl_max: float | None = None,
+        ttl_paused_stop: float | None = None,
+        network: Literal["none", "nat"] | None = None,
+        init_user: str | None = None,
+        env: Mapping[str, str] | None = None,
+        workdir: str | None = None,
+        hostname: str | None = None,
+        labels: Mapping[str, str] | None = None,
+    ) -> list[Sandbox]:
+        """Make `count` sandboxes on its node that begin with the files that it has now, ready for commands. It goes on meanwhile.
+
+        Each has its own id, limits, host name and machine id; no process, socket, session or record is inherited. What is not given is as
+        it was asked for this one; `env` and `labels` are added to its own, -1 removes a time limit. Failures as in DSecClient.run_many().
+        """
+        request = ForkRequest(
+            count=check_count(count),
+            memory_limit_mb=memory_limit_mb,
+            cpu_cores_limit=cpu_cores_limit,
+            pids_limit=pids_limit,
+            disk_limit_mb=disk_limit_mb,
+            ttl_running_stop=ttl_running_stop,
+            ttl_max=ttl_max,
+            ttl_paused_stop=ttl_paused_stop,
+            network=network,
+            init_user=init_user,
+            env=dict(env or {}),
+            workdir=workdir,
+            hostname=hostname,
+            labels=dict(labels or {}),
+        )
+        seconds = self._api.timeouts.create if timeout is None else timeout
+        return await make(self._api, self._path + "/fork", request, seconds, allow_partial=allow_partial)
 
     async def run_shell(
         self,
@@ -217,6 +270,55 @@ class Sandbox:
         assert request.op_id is not None, "_request gives every command an id"
         seconds = None if request.timeout is None else request.timeout + request.kill_grace
         return await self._api.run(self._exec_path, self._path, request, request.op_id, seconds)
+
+
+def check_count(count: int) -> int:
+    """`count` itself, or InvalidArgument."""
+    if not 1 <= count <= MAX_COUNT:
+        raise InvalidArgument(f"count is {count}; at least 1 and at most {MAX_COUNT}", field="count")
+    return count
+
+
+async def make(api: Api, path: str, request: CreateRequest | ForkRequest, timeout: float, *, allow_partial: bool) -> list[Sandbox]:
+    """The sandboxes that `request` makes. Unless `allow_partial`, all of them or none.
+
+    After an error, a timeout or a cancellation nothing of them stays.
+    """
+    batch = await _post(api, path, request, timeout)
+    made = [Sandbox(api, info) for info in batch.sandboxes]
+    if batch.errors and not (allow_partial and made):
+        await finish(_stop_all(made))
+        error = error_from_wire({"error": msgspec.to_builtins(batch.errors[0])}, 500)
+        error.details.update(made=len(made), failed=len(batch.errors))
+        raise error
+    return made
+
+
+async def _post(api: Api, path: str, request: CreateRequest | ForkRequest, timeout: float) -> BatchResult:
+    key = {"Idempotency-Key": new_op_id("create")}
+    posting = asyncio.ensure_future(api.call("POST", path, BatchResult, body=request, headers=key, timeout=timeout, idempotent=True))
+    try:
+        return await asyncio.shield(posting)
+    except asyncio.CancelledError:
+        # Closing the connection makes the server undo a create that it is at, but not one whose answer is on its way.
+        # Who cancels again does not want to wait.
+        await finish(_undo(api, posting), patience=0)
+        raise
+
+
+async def _undo(api: Api, posting: asyncio.Future[BatchResult]) -> None:
+    try:
+        batch = await asyncio.wait_for(posting, _CREATE_AFTER_CANCEL_SECONDS)
+    except (TimeoutError, DSecError):
+        return
+    await _stop_all([Sandbox(api, info) for info in batch.sandboxes])
+
+
+async def _stop_all(sandboxes: list[Sandbox]) -> None:
+    results = await asyncio.gather(*(each.stop() for each in sandboxes), return_exceptions=True)
+    failed = [result for result in results if isinstance(result, BaseException)]
+    if failed and not all(isinstance(each, ConnectionFailed) for each in failed):
+        raise failed[0]
 
 
 def _request(

@@ -22,6 +22,7 @@ __all__ = [
     "ExecResult",
     "FailureCause",
     "FileStat",
+    "ForkRequest",
     "LayerInfo",
     "NodeInfo",
     "ProcessInfo",
@@ -48,6 +49,7 @@ FailureCause = Literal[
     "launch-failed",
 ]
 BackendName = Literal["fncall", "container", "microvm", "fullvm"]
+LayerKind = Literal["base", "workspace", "toolkit", "snapshot"]
 StopReason = Literal["requested", "idle", "ttl-max", "failed", "sweep"]
 
 DEFAULT_OUTPUT_LIMIT_BYTES = 4 << 20
@@ -120,6 +122,8 @@ class SandboxInfo(msgspec.Struct, kw_only=True):
     stop_reason: StopReason | None = None
     environment: list[str] = []
     """The layers with their digests, `name@digest`, from the bottom."""
+    parent: str = ""
+    """Of a fork: the sandbox that it was forked from."""
     hostname: str = ""
     labels: dict[str, str] = {}
     args: ContainerRunArgs | None = None
@@ -149,6 +153,32 @@ class BatchResult(msgspec.Struct, kw_only=True):
 
     sandboxes: list[SandboxInfo]
     errors: list[ErrorBody] = []
+    stopped_ms: float | None = None
+    """Of a fork: how long the parent's processes stood. None where the answer is an earlier one's."""
+
+
+class ForkRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """POST /v1/sandboxes/{id}/fork. `count` sandboxes with the files that it has now; what is not given is as the parent's `args` say.
+
+    Processes, sockets, sessions and records are not inherited. `env` and `labels` are added to the parent's; -1 removes a time limit.
+    """
+
+    count: Annotated[int, msgspec.Meta(ge=1, le=32768)] = 1
+    memory_limit_mb: int | None = None
+    cpu_cores_limit: float | None = None
+    pids_limit: int | None = None
+    disk_limit_mb: int | None = None
+    """What a fork may write itself; what its parent wrote stays charged to that."""
+    ttl_running_stop: float | None = None
+    ttl_max: float | None = None
+    ttl_paused_stop: float | None = None
+    network: Literal["none", "nat"] | None = None
+    init_user: str | None = None
+    env: dict[str, str] = {}
+    workdir: str | None = None
+    hostname: str | None = None
+    """Of all of them. Not given: each has its own."""
+    labels: dict[str, str] = {}
 
 
 class UpdateRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
@@ -339,7 +369,7 @@ class LayerInfo(msgspec.Struct, kw_only=True):
 
     name: str
     digest: str
-    kind: Literal["base", "workspace", "toolkit"]
+    kind: LayerKind
     metadata_bytes: int
     data_bytes: int
     created_at: float = 0.0
@@ -351,7 +381,7 @@ class EnvironmentInfo(msgspec.Struct, kw_only=True):
 
     name: str
     digest: str
-    kind: Literal["base", "workspace", "toolkit"]
+    kind: LayerKind
     metadata_bytes: int = 0
     data_bytes: int = 0
     created_at: float = 0.0

@@ -1,6 +1,6 @@
 import os
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Any, BinaryIO, Self
+from typing import Any, BinaryIO, Literal, Self
 
 from libdsec import CommandFailed as CommandFailed
 from libdsec import Conflict as Conflict
@@ -89,6 +89,7 @@ class DSecClient:
         timeout: float | None = None,
         allow_partial: bool = False,
     ) -> list[Sandbox]: ...
+    def restore(self, name: str, args: ContainerRunArgs | None = None, *, timeout: float | None = None) -> Sandbox: ...
     def get(self, sandbox_id: str) -> Sandbox: ...
     def node(self) -> NodeInfo: ...
     def environments(self) -> list[EnvironmentInfo]: ...
@@ -196,6 +197,26 @@ class Sandbox:
     def pause(self) -> SandboxInfo: ...
     def resume(self) -> SandboxInfo: ...
     def stop(self) -> SandboxInfo: ...
+    def fork(
+        self,
+        count: int = 1,
+        *,
+        timeout: float | None = None,
+        allow_partial: bool = False,
+        memory_limit_mb: int | None = None,
+        cpu_cores_limit: float | None = None,
+        pids_limit: int | None = None,
+        disk_limit_mb: int | None = None,
+        ttl_running_stop: float | None = None,
+        ttl_max: float | None = None,
+        ttl_paused_stop: float | None = None,
+        network: Literal["none", "nat"] | None = None,
+        init_user: str | None = None,
+        env: Mapping[str, str] | None = None,
+        workdir: str | None = None,
+        hostname: str | None = None,
+        labels: Mapping[str, str] | None = None,
+    ) -> list[Sandbox]: ...
     def run_shell(
         self,
         command: str,

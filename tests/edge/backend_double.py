@@ -43,6 +43,7 @@ class Host:
 
     def __init__(self) -> None:
         self.guests: dict[str, Guest] = {}
+        self.snapshots: set[str] = set()
 
 
 class DoubleChannel:
@@ -144,6 +145,8 @@ class DoubleBackend:
         self.fail_create: list[Exception] = []
         self.fail_destroy = 0
         self.fail_pause: Exception | None = None
+        self.snapshot_gate: asyncio.Event | None = None
+        self.fail_snapshot: Exception | None = None
         self.launching = 0
         self.most_launching = 0
         self.on_event: EventCallback = lambda sandbox_id, event: None
@@ -155,7 +158,7 @@ class DoubleBackend:
         self.on_event = lambda sandbox_id, event: None
 
     def capabilities(self) -> Capabilities:
-        return Capabilities(pause=True, snapshot=False, fork=False, tty=True, nat=True, disk_limit=True, memory_limit=True)
+        return Capabilities(pause=True, snapshot=True, fork=True, tty=True, nat=True, disk_limit=True, memory_limit=True)
 
     def validate(self, args: ContainerRunArgs) -> None:
         pass
@@ -188,6 +191,24 @@ class DoubleBackend:
 
     async def resume(self, spec: SandboxSpec) -> None:
         self.host.guests[spec.sandbox_id].paused = False
+
+    async def snapshot(self, spec: SandboxSpec, name: str, *, branchable: bool) -> float:
+        if self.snapshot_gate is not None:
+            await self.snapshot_gate.wait()
+        if self.fail_snapshot is not None:
+            raise self.fail_snapshot
+        self.host.snapshots.add(name)
+        return 1.5
+
+    async def branch(self, name, specs) -> dict[str, Exception]:
+        assert name in self.host.snapshots
+        return {}
+
+    async def drop_snapshot(self, name: str) -> None:
+        self.host.snapshots.discard(name)
+
+    async def snapshots(self) -> set[str]:
+        return set(self.host.snapshots)
 
     async def destroy(self, spec: SandboxSpec) -> None:
         if self.destroy_gate is not None:

@@ -58,6 +58,8 @@ class SandboxSpec(msgspec.Struct, kw_only=True, frozen=True):
     backend: BackendName = "container"
     snapshot: str = ""
     """Name of the snapshot that its disk begins as: it is a fork. Empty: its disk begins empty."""
+    parent: str = ""
+    """The sandbox that it was forked from."""
     renewed: bool = False
     """Its files come from another sandbox's life: it gets a machine id of its own."""
 
@@ -247,7 +249,10 @@ class Backend(Protocol):
         ...
 
     async def pause(self, spec: SandboxSpec) -> None: ...
-    async def resume(self, spec: SandboxSpec) -> None: ...
+    async def resume(self, spec: SandboxSpec) -> None:
+        """Its processes run on. Nothing happens to one whose processes run."""
+        ...
+
     async def destroy(self, spec: SandboxSpec) -> None:
         """End it in whatever state it is and remove every kernel object and file of it.
 

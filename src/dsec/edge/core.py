@@ -55,6 +55,8 @@ class Core:
         self.journal = journal
         self.settings = settings
         self.sandboxes: dict[str, Sandbox] = {}
+        self.snapshots: set[str] = set()
+        """Names of those in use. All others that a backend has are left over."""
         self.launching = 0
         self.admission = Admission(settings)
         self.timers = Timers(lambda sandbox: self.apply(sandbox, Tick()))

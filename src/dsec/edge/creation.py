@@ -1,4 +1,4 @@
-"""Creating sandboxes: checked, admitted, on record, then launched, a batch in one request.
+"""Creating and forking sandboxes: checked, admitted, on record, then launched, a batch in one request.
 
 A client that leaves before the answer leaves no sandbox behind.
 """
@@ -6,6 +6,7 @@ A client that leaves before the answer leaves no sandbox behind.
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, cast
 
 import msgspec
@@ -17,13 +18,15 @@ from dsec.edge.admission import host_memory_mb
 from dsec.edge.checks import check_create
 from dsec.edge.core import Core
 from dsec.edge.events import Launched, LaunchFailed, StopWanted
-from dsec.edge.ids import new_sandbox_id
+from dsec.edge.forks import fork_plan
+from dsec.edge.ids import new_op_id, new_sandbox_id
 from dsec.edge.machine import Status
 from dsec.edge.records import decode_errors, decode_ids, encode, info_from_row, sandbox_info
 from dsec.edge.sandbox import Sandbox
+from dsec.edge.snapshots import drop_snapshot, take_snapshot
 from dsec.trajectory.rows import KeyRow
-from libdsec.errors import Conflict, DSecError, InvalidArgument, Overloaded, SandboxFailed
-from libdsec.schema import BatchResult, CreateRequest, ErrorBody, FailureCause, SandboxInfo
+from libdsec.errors import Conflict, DSecError, InvalidArgument, Overloaded, SandboxFailed, Unsupported
+from libdsec.schema import BatchResult, ContainerRunArgs, CreateRequest, ErrorBody, FailureCause, ForkRequest, SandboxInfo
 
 if TYPE_CHECKING:
     from dsec.environments import ResolvedEnvironment
@@ -46,23 +49,31 @@ class Creation:
 
     async def create(self, request: CreateRequest, idempotency_key: str | None) -> BatchResult:
         """See Edge.create."""
-        if idempotency_key is None:
-            return await self._create(request, None)
-        if not 1 <= len(idempotency_key) <= 128 or "\0" in idempotency_key:
+        return await self._once(idempotency_key, encode(request), lambda: self._create(request, idempotency_key))
+
+    async def fork(self, sandbox_id: str, request: ForkRequest, idempotency_key: str | None) -> BatchResult:
+        """See Edge.fork."""
+        wanted = encode((sandbox_id, request))
+        return await self._once(idempotency_key, wanted, lambda: self._fork(sandbox_id, request, wanted, idempotency_key))
+
+    async def _once(self, key: str | None, wanted: bytes, make: Callable[[], Awaitable[BatchResult]]) -> BatchResult:
+        if key is None:
+            return await make()
+        if not 1 <= len(key) <= 128 or "\0" in key:
             raise InvalidArgument("an idempotency key has 1 to 128 characters", field="Idempotency-Key")
-        while (first := self._keys.get(idempotency_key)) is not None:
+        while (first := self._keys.get(key)) is not None:
             await asyncio.shield(first)
-        if (row := self._core.journal.key(idempotency_key)) is not None:
-            return self._again(row, request)
-        self._keys[idempotency_key] = asyncio.get_running_loop().create_future()
+        if (row := self._core.journal.key(key)) is not None:
+            return self._again(row, wanted)
+        self._keys[key] = asyncio.get_running_loop().create_future()
         try:
-            result = await self._create(request, idempotency_key)
+            result = await make()
         except BaseException:
             # A repeat must not find the record of what is being undone: the key is free when the journal says so.
-            self._core.journal.forget_key(idempotency_key)
-            self._core.spawn(self._free(idempotency_key))
+            self._core.journal.forget_key(key)
+            self._core.spawn(self._free(key))
             raise
-        self._keys.pop(idempotency_key).set_result(None)
+        self._keys.pop(key).set_result(None)
         return result
 
     async def _free(self, key: str) -> None:
@@ -71,9 +82,9 @@ class Creation:
         finally:
             self._keys.pop(key).set_result(None)
 
-    def _again(self, row: KeyRow, request: CreateRequest) -> BatchResult:
-        if row.request != encode(request):
-            raise Conflict("this idempotency key was used for another create", field="Idempotency-Key", cause="key-reused")
+    def _again(self, row: KeyRow, wanted: bytes) -> BatchResult:
+        if row.request != wanted:
+            raise Conflict("this idempotency key was used for another request", field="Idempotency-Key", cause="key-reused")
         infos: list[SandboxInfo] = []
         for sandbox_id in decode_ids(row.sandbox_ids):
             if (sandbox := self._core.sandboxes.get(sandbox_id)) is not None:
@@ -93,9 +104,50 @@ class Creation:
         backend.validate(request.args)
         resolved = self._resolve(request)
         core.admission.admit(request.count, len(core.sandboxes), core.launching)
-        sandboxes, errors = self._prepare(request, backend, resolved)
+        args = request.args
+        plan = SandboxSpec(
+            sandbox_id="",
+            generation=1,
+            args=self._fitting(args),
+            layers=[str(layer) for layer in resolved.layers],
+            range_index=-1,
+            env={**resolved.env, **args.env},
+            workdir=args.workdir or resolved.workdir or "/",
+            user=args.init_user or resolved.user or "root",
+            hostname=args.hostname or HOSTNAME,
+            backend=request.backend,
+            renewed=any(layer.kind == "snapshot" for layer in resolved.layers),
+        )
+        return await self._make(plan, request.count, backend, key, encode(request))
+
+    async def _fork(self, sandbox_id: str, request: ForkRequest, wanted: bytes, key: str | None) -> BatchResult:
+        core = self._core
+        if core.draining:
+            raise Overloaded("this node is shutting down", cause="draining")
+        parent = core.living(sandbox_id)
+        plan = fork_plan(parent.spec, request)
+        check_create(CreateRequest(args=plan.args, backend=plan.backend, count=request.count), self._memory_mb)
+        if not parent.backend.capabilities().fork:
+            raise Unsupported(f"the backend {plan.backend} cannot fork on this host", field="backend")
+        parent.backend.validate(plan.args)
+        core.admission.admit(request.count, len(core.sandboxes), core.launching)
+        plan = msgspec.structs.replace(plan, args=self._fitting(plan.args), snapshot=f"fork-{new_op_id()}")
+        stopped_ms = await take_snapshot(core, parent, plan.snapshot, branchable=True)
+        try:
+            result = await self._make(plan, request.count, parent.backend, key, wanted)
+        finally:
+            core.spawn(drop_snapshot(core, parent, plan.snapshot))
+        result.stopped_ms = round(stopped_ms, 3)
+        return result
+
+    async def _make(self, plan: SandboxSpec, count: int, backend: Backend, key: str | None, wanted: bytes) -> BatchResult:
+        core = self._core
+        sandboxes, errors = self._prepare(plan, count, backend)
         try:
             await self._enter(sandboxes)
+            if plan.snapshot:
+                # Whose disk fails here is tried again, and told why, at its launch.
+                await backend.branch(plan.snapshot, [sandbox.spec for sandbox in sandboxes])
             for sandbox in sandboxes:
                 sandbox.launch = core.spawn(self._launch(sandbox))
             if sandboxes:
@@ -106,14 +158,14 @@ class Creation:
                 sandbox.status.told = True
                 core.record(sandbox)
             if key is not None and made:
-                core.journal.put_key(KeyRow(key, encode(request), encode([sandbox.id for sandbox in made]), encode(errors), clock.now()))
+                core.journal.put_key(KeyRow(key, wanted, encode([sandbox.id for sandbox in made]), encode(errors), clock.now()))
             # On record before anybody is told: what a restart finds untold, it removes.
             await core.journal.flush()
         except BaseException:
             for sandbox in sandboxes:
                 core.apply(sandbox, StopWanted("requested"))
             raise
-        if not made and request.count == 1:
+        if not made and count == 1:
             raise self._why(sandboxes[0]) if sandboxes else _as_error(errors[0])
         return BatchResult(sandboxes=[sandbox_info(sandbox.spec, sandbox.status) for sandbox in made], errors=errors)
 
@@ -123,34 +175,25 @@ class Creation:
             return self._core.environments.resolve(args.environment)
         return self._core.environments.resolve([args.container_image], field="container_image")
 
-    def _prepare(self, request: CreateRequest, backend: Backend, resolved: ResolvedEnvironment) -> tuple[list[Sandbox], list[ErrorBody]]:
+    def _fitting(self, args: ContainerRunArgs) -> ContainerRunArgs:
+        """More CPUs than the host has are lowered to what it has."""
+        return args if args.cpu_cores_limit <= self._cpu_count else msgspec.structs.replace(args, cpu_cores_limit=self._cpu_count)
+
+    def _prepare(self, plan: SandboxSpec, count: int, backend: Backend) -> tuple[list[Sandbox], list[ErrorBody]]:
         core = self._core
-        args = request.args
-        if args.cpu_cores_limit > self._cpu_count:
-            args = msgspec.structs.replace(args, cpu_cores_limit=self._cpu_count)
-        layers = [str(layer) for layer in resolved.layers]
-        env = {**resolved.env, **args.env}
+        args = plan.args
         now = clock.now()
         sandboxes: list[Sandbox] = []
         errors: list[ErrorBody] = []
-        for _ in range(request.count):
+        for _ in range(count):
             sandbox_id = new_sandbox_id(core.name)
             try:
                 range_index = backend.lease_range(sandbox_id)
             except DSecError as error:
-                errors += [_error_body(error)] * (request.count - len(sandboxes))
+                errors += [_error_body(error)] * (count - len(sandboxes))
                 break
-            spec = SandboxSpec(
-                sandbox_id=sandbox_id,
-                generation=1,
-                args=args,
-                layers=layers,
-                range_index=range_index,
-                env=env,
-                workdir=args.workdir or resolved.workdir or "/",
-                user=args.init_user or resolved.user or "root",
-                hostname=args.hostname or HOSTNAME,
-                backend=request.backend,
+            spec = msgspec.structs.replace(
+                plan, sandbox_id=sandbox_id, range_index=range_index, hostname=plan.hostname or f"{HOSTNAME}-{sandbox_id[-8:]}"
             )
             status = Status(
                 created_at=now,

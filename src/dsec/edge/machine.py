@@ -51,7 +51,7 @@ STORY_LINES = 32
 OOM_WINDOW_SECONDS = 10.0
 """An init that dies this soon after an OOM kill died of it."""
 
-Verb = Literal["use", "pause", "resume", "stop", "update"]
+Verb = Literal["use", "pause", "resume", "stop", "update", "snapshot"]
 Outcome = Literal["do", "wait", "resume", "already", "refuse"]
 
 OUTCOMES: dict[Verb, dict[SandboxState, Outcome]] = {
@@ -98,6 +98,17 @@ OUTCOMES: dict[Verb, dict[SandboxState, Outcome]] = {
     },
     "update": {
         "creating": "do",
+        "running": "do",
+        "pausing": "do",
+        "paused": "do",
+        "resuming": "do",
+        "stopping": "refuse",
+        "stopped": "refuse",
+        "failed": "refuse",
+    },
+    # A pack or a fork: whether its processes stand or run makes no difference to a disk.
+    "snapshot": {
+        "creating": "wait",
         "running": "do",
         "pausing": "do",
         "paused": "do",

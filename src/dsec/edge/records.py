@@ -60,6 +60,7 @@ def sandbox_info(spec: SandboxSpec, status: Status) -> SandboxInfo:
         detail=status.detail,
         stop_reason=status.stop_reason,
         environment=spec.layers,
+        parent=spec.parent,
         hostname=spec.hostname,
         labels=status.labels,
         args=spec.args,

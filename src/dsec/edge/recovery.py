@@ -85,6 +85,9 @@ class Recovery:
             core.apply(sandbox, Lost(cause, "it was gone when the edge came back"))
             return
         sandbox.channel = channel
+        if status.state == "running":
+            # The last edge may have died while it stood for a snapshot.
+            await sandbox.backend.resume(sandbox.spec)
         if status.state in ("pausing", "resuming"):
             core.apply(sandbox, Restarted())
             if sandbox.work is not None:

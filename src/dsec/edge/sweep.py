@@ -59,9 +59,13 @@ class Sweep:
         await core.in_thread(core.environments.sweep_mounts, lambda: set(core.sandboxes))
 
     async def remove_unknown(self) -> None:
-        """Kernel objects and files of sandboxes that no record knows: another life of ours left them."""
+        """Snapshots, kernel objects and files of sandboxes that no record knows: another life of ours left them."""
         core = self._core
         for backend in core.backends.values():
+            for name in sorted(await backend.snapshots()):
+                if name not in core.snapshots:
+                    core.counters["swept"] += 1
+                    await backend.drop_snapshot(name)
             for sandbox_id in sorted(await backend.owned()):
                 if sandbox_id in core.sandboxes:
                     continue

@@ -85,10 +85,9 @@ class ScratchSnapshots:
             name = f"flush-{sandbox_id}"
             for _ in range(_FLUSH_ROUNDS):
                 began = time.monotonic()
-                with contextlib.suppress(FileNotFoundError):
-                    btrfs.destroy_subvolume(parent, name)
+                self.drop(name)
                 _copied(source, parent, name, read_only=True)
-                btrfs.destroy_subvolume(parent, name)
+                self.drop(name)
                 if time.monotonic() - began < _FLUSHED_SECONDS:
                     return
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Awaitable
 from typing import Annotated
 
 from litestar import delete, get, patch, post
@@ -10,7 +11,7 @@ from litestar.params import FromPath, FromQuery, HeaderParameter, JSONBody, Quer
 from dsec.apiserver.state import edge_of, metrics_of
 from dsec.apiserver.wire import WireRequest
 from libdsec.errors import DSecError, InvalidArgument
-from libdsec.schema import BatchResult, CreateRequest, SandboxInfo, SandboxState, UpdateRequest
+from libdsec.schema import BatchResult, CreateRequest, ForkRequest, SandboxInfo, SandboxState, UpdateRequest
 
 __all__ = ["ROUTES"]
 
@@ -25,16 +26,34 @@ async def create(
 
     A client that leaves before the answer leaves none behind.
     """
+    return await _counted(request, edge_of(request).create(data, idempotency_key), data.count)
+
+
+async def _counted(request: WireRequest, making: Awaitable[BatchResult], count: int) -> BatchResult:
     creates = metrics_of(request).creates
     try:
-        batch = await edge_of(request).create(data, idempotency_key)
+        batch = await making
     except DSecError as error:
-        creates.labels(error.code).inc(data.count)
+        creates.labels(error.code).inc(count)
         raise
     creates.labels("made").inc(len(batch.sandboxes))
     for failure in batch.errors:
         creates.labels(failure.code).inc()
     return batch
+
+
+@post("/v1/sandboxes/{sandbox_id:str}/fork", tags=["sandboxes"])
+async def fork(
+    request: WireRequest,
+    sandbox_id: FromPath[str],
+    data: JSONBody[ForkRequest],
+    idempotency_key: Annotated[str | None, HeaderParameter(name="Idempotency-Key", max_length=128)] = None,
+) -> BatchResult:
+    """Make `count` sandboxes that begin with the files that this one has now. The same Idempotency-Key gives the same sandboxes.
+
+    A client that leaves before the answer leaves none behind.
+    """
+    return await _counted(request, edge_of(request).fork(sandbox_id, data, idempotency_key), data.count)
 
 
 @get("/v1/sandboxes", tags=["sandboxes"])
@@ -83,4 +102,4 @@ async def resume_sandbox(request: WireRequest, sandbox_id: FromPath[str]) -> San
     return await edge_of(request).resume(sandbox_id)
 
 
-ROUTES = [create, list_sandboxes, get_sandbox, update_sandbox, stop_sandbox, pause_sandbox, resume_sandbox]
+ROUTES = [create, fork, list_sandboxes, get_sandbox, update_sandbox, stop_sandbox, pause_sandbox, resume_sandbox]

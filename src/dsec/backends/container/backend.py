@@ -274,6 +274,8 @@ class ContainerBackend:
         await in_thread(self._cgroups.freeze, spec.sandbox_id)
 
     async def resume(self, spec: SandboxSpec) -> None:
+        if spec.sandbox_id not in self._paused:
+            return
         await in_thread(self._cgroups.thaw, spec.sandbox_id)
         self._paused.discard(spec.sandbox_id)
 
