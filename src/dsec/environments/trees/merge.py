@@ -128,7 +128,7 @@ def _lay(lower: Node, upper: Node) -> Node:
                 absolute, path = _redirect(child.xattrs[REDIRECT])
                 if absolute:
                     start, at = bottom, base
-            next_under, next_below = _follow(start, at, path)
+            next_under, next_below = _follow(start, at, path, base)
             new = children[name] = _over(child)
             own = None if below is None else (*below, name)
             if next_below is None and own is not None:
@@ -155,7 +155,7 @@ def _redirect(value: bytes) -> tuple[bool, _Path]:
     return absolute, path
 
 
-def _follow(under: Node | None, below: _Path | None, path: _Path) -> tuple[Node | None, _Path | None]:
+def _follow(under: Node | None, below: _Path | None, path: _Path, base: _Path | None) -> tuple[Node | None, _Path | None]:
     """Where a path leads to in a tree, and from there in the layers below it; None each where it ends."""
     for name in path:
         child = _children(under).get(name) if under is not None else None
@@ -170,7 +170,7 @@ def _follow(under: Node | None, below: _Path | None, path: _Path) -> tuple[Node 
             below = None
         elif REDIRECT in child.xattrs:
             absolute, target = _redirect(child.xattrs[REDIRECT])
-            start = () if absolute else below
+            start = base if absolute else below
             below = None if start is None else start + target
         else:
             below = None if below is None else (*below, name)

@@ -1,0 +1,216 @@
+"""A folder of the host as a tree, its files' contents handed on while they are read."""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import Final, Protocol
+
+from dsec.environments.trees.model import OPAQUE, REDIRECT, Node, Segment
+
+__all__ = ["AddContent", "keep_all", "keep_overlay_marks", "walk"]
+
+_OVERLAY: Final = b"trusted.overlay."
+_MARKS: Final = (OPAQUE, REDIRECT)
+_PIECE: Final = 1 << 20
+_AT_ONCE: Final = 256 << 10
+"""Files up to this size are read by one call."""
+_FLAGS: Final = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
+_UNIT: Final = 512
+"""Of st_blocks."""
+
+
+class AddContent(Protocol):
+    """Takes in one file, as `Packer.add` does: bytes, or lengths of zeros, to its size, inline content and segments."""
+
+    def __call__(self, pieces: Iterable[bytes | int], size: int | None = None, /) -> tuple[int, bytes | None, tuple[Segment, ...]]: ...
+
+
+def keep_all(name: bytes) -> bool:
+    """Every xattr but those in which overlayfs keeps its own state."""
+    return not name.startswith(_OVERLAY)
+
+
+def keep_overlay_marks(name: bytes) -> bool:
+    """For an overlay's upper folder: also what makes it a layer, opaque marks and redirects.
+
+    Overlayfs's notes on where a file came from (origin, impure, nlink, uuid, protattr) mean nothing elsewhere.
+    """
+    return name in _MARKS or not name.startswith(_OVERLAY)
+
+
+def walk(
+    source: Path | int,
+    add: AddContent,
+    *,
+    keep_xattr: Callable[[bytes], bool] = keep_all,
+    skip: Callable[[bytes, os.stat_result], bool] | None = None,
+    one_file_system: bool = True,
+) -> Node:
+    """The tree of a folder (a path or an open descriptor): owners, modes, times, links, devices, holes and xattrs.
+
+    No symbolic link is followed and nothing outside is read, whatever others do in the folder meanwhile. Holes are not read. `skip` is
+    asked with each path (from the root, without a leading slash), what it wants is left out with all that is below. With
+    `one_file_system` other mounts are empty folders. Raises OSError, with the path, if something cannot be read or goes while it is read.
+    """
+    if isinstance(source, int):
+        root = os.open(".", _FLAGS | os.O_DIRECTORY, dir_fd=source)
+    else:
+        root = os.open(source, _FLAGS & ~os.O_NOFOLLOW | os.O_DIRECTORY)
+    return _Walk(add, keep_xattr, skip, one_file_system).tree(root)
+
+
+class _Walk:
+    def __init__(
+        self,
+        add: AddContent,
+        keep_xattr: Callable[[bytes], bool],
+        skip: Callable[[bytes, os.stat_result], bool] | None,
+        one_file_system: bool,
+    ) -> None:
+        self._add = add
+        self._keep_xattr = keep_xattr
+        self._skip = skip
+        self._one_file_system = one_file_system
+        self._linked: dict[tuple[int, int], Node] = {}
+        self._kept: dict[bytes, bool] = {}
+
+    def tree(self, root: int) -> Node:
+        """Depth first, with one open descriptor for each folder on the way down; `root` is closed."""
+        status = os.fstat(root)
+        device = status.st_dev
+        node = self._folder(status, b"/proc/self/fd/%d" % root, root)
+        open_folders: list[tuple[int, bytes, Iterator[tuple[bytes, Node]]]] = []
+        try:
+            open_folders.append((root, b"", self._list(root, b"", node)))
+            while open_folders:
+                fd, path, below = open_folders[-1]
+                entry = next(below, None)
+                if entry is None:
+                    open_folders.pop()
+                    os.close(fd)
+                    continue
+                name, child = entry
+                child_path = path + b"/" + name if path else name
+                try:
+                    child_fd = os.open(name, _FLAGS | os.O_DIRECTORY, dir_fd=fd)
+                except OSError as error:
+                    raise _at(error, child_path) from error
+                status = os.fstat(child_fd)
+                if self._one_file_system and status.st_dev != device:
+                    os.close(child_fd)
+                    continue
+                open_folders.append((child_fd, child_path, self._list(child_fd, child_path, child)))
+        finally:
+            for fd, _, _ in open_folders:
+                os.close(fd)
+        return node
+
+    def _list(self, fd: int, path: bytes, folder: Node) -> Iterator[tuple[bytes, Node]]:
+        """Take in a folder's entries; gives those that are folders, for their own turn."""
+        children = folder.children
+        assert children is not None
+        prefix = b"/proc/self/fd/%d/" % fd
+        below = []
+        name = b""
+        try:
+            with os.scandir(fd) as entries:
+                found = sorted((os.fsencode(entry.name), entry.stat(follow_symlinks=False)) for entry in entries)
+            for name, status in found:
+                if self._skip is not None and self._skip(path + b"/" + name if path else name, status):
+                    continue
+                kind = stat.S_IFMT(status.st_mode)
+                if kind == stat.S_IFDIR:
+                    child = self._folder(status, prefix + name, None)
+                    below.append((name, child))
+                elif status.st_nlink > 1:
+                    key = (status.st_dev, status.st_ino)
+                    known = self._linked.get(key)
+                    child = self._linked[key] = known if known is not None else self._other(fd, name, prefix + name, status, kind)
+                else:
+                    child = self._other(fd, name, prefix + name, status, kind)
+                children[name] = child
+        except OSError as error:
+            raise _at(error, path + b"/" + name if path else name) from error
+        return iter(below)
+
+    def _folder(self, status: os.stat_result, path: bytes, fd: int | None) -> Node:
+        xattrs = self._xattrs(path if fd is None else fd)
+        return Node(status.st_mode, status.st_uid, status.st_gid, status.st_mtime_ns, xattrs, children={})
+
+    def _other(self, fd: int, name: bytes, path: bytes, status: os.stat_result, kind: int) -> Node:
+        node = Node(status.st_mode, status.st_uid, status.st_gid, status.st_mtime_ns, self._xattrs(path))
+        if kind == stat.S_IFREG:
+            node.size, node.inline, node.segments = self._content(fd, name, status)
+        elif kind == stat.S_IFLNK:
+            node.target = os.readlink(name, dir_fd=fd)
+        elif kind in (stat.S_IFCHR, stat.S_IFBLK):
+            node.rdev = status.st_rdev
+        return node
+
+    def _xattrs(self, where: bytes | int) -> dict[bytes, bytes]:
+        # by way of /proc the folder is the one that is open, and of the entry itself no link is followed
+        follow = isinstance(where, int)
+        try:
+            names = os.listxattr(where) if follow else os.listxattr(where, follow_symlinks=False)
+        except OSError as error:
+            if error.errno == errno.ENOTSUP:
+                return {}
+            raise
+        xattrs = {}
+        for text in names:
+            name = os.fsencode(text)
+            kept = self._kept.get(name)
+            if kept is None:
+                kept = self._kept[name] = self._keep_xattr(name)
+            if kept:
+                xattrs[name] = os.getxattr(where, name) if follow else os.getxattr(where, name, follow_symlinks=False)
+        return xattrs
+
+    def _content(self, folder: int, name: bytes, status: os.stat_result) -> tuple[int, bytes | None, tuple[Segment, ...]]:
+        size = status.st_size
+        if not size:
+            return self._add((), 0)
+        fd = os.open(name, _FLAGS, dir_fd=folder)
+        try:
+            opened = os.fstat(fd)
+            if (opened.st_dev, opened.st_ino) != (status.st_dev, status.st_ino):
+                raise OSError(errno.ESTALE, "it was replaced while it was read")
+            if size <= _AT_ONCE and status.st_blocks * _UNIT >= size:
+                data = os.read(fd, size)
+                if len(data) == size:
+                    return self._add((data,), size)
+                os.lseek(fd, 0, os.SEEK_SET)
+            return self._add(_pieces(fd, size), size)
+        finally:
+            os.close(fd)
+
+
+def _pieces(fd: int, size: int) -> Iterator[bytes | int]:
+    """A file's bytes up to `size`, its holes as their lengths."""
+    os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_SEQUENTIAL)
+    at = 0
+    while at < size:
+        try:
+            start = min(size, os.lseek(fd, at, os.SEEK_DATA))
+        except OSError as error:
+            if error.errno != errno.ENXIO:
+                raise
+            start = size
+        if start > at:
+            yield start - at
+        end = min(size, os.lseek(fd, start, os.SEEK_HOLE)) if start < size else size
+        at = start
+        while at < end:
+            data = os.pread(fd, min(_PIECE, end - at), at)
+            if not data:
+                raise OSError(errno.ESTALE, "it became shorter while it was read")
+            at += len(data)
+            yield data
+
+
+def _at(error: OSError, path: bytes) -> OSError:
+    return OSError(error.errno, error.strerror, os.fsdecode(path or b"."))
