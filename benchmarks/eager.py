@@ -1,8 +1,8 @@
 """The way that most nodes have: an image is pulled and unpacked whole before the first sandbox of it can start.
 
-Layers are read from the same store as ours, decompressed and unpacked as they come (docker writes the archive to its disk before), each once
-however many images have it, three at a time. The job then runs under bubblewrap on an overlay of the layers, made once an image: no daemon, no
-cgroup, no writable root, the least that a sandbox can cost.
+Layers are read from the same store as ours, decompressed and unpacked as they come (docker writes the archive to its disk first), each
+once however many images have it, three at a time. The job then runs under bubblewrap on an overlay of the layers, made once an image: no
+daemon, no cgroup, no writable root, the least that a sandbox can cost.
 """
 
 from __future__ import annotations

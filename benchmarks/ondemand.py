@@ -1,9 +1,9 @@
 """A burst on a node that has seen nothing: `python -m benchmarks.ondemand --json`.
 
-`--sandboxes` sandboxes are asked for at once, over `--images` environments, on a store that gives `--mb-per-s` and takes `--request-ms` for
-each request. Each imports a library and runs a test file of a real project. `cold` is the first burst of a daemon with an empty state folder
-on a store that nothing has been read from; `warm` is the same burst again; the peer `eager` pulls and unpacks each image before its first
-sandbox. The time is from the first request to the last result.
+`--sandboxes` sandboxes are asked for at once, over `--images` environments, on a store that gives `--mb-per-s` and takes `--request-ms`
+for each request. Each imports a library and runs a test file of a real project. `cold` is the first burst of a daemon with an empty state
+folder on a store that nothing has been read from; `warm` is the same burst again; the peer `eager` pulls and unpacks each image before
+its first sandbox. The time is from the first request to the last result.
 """
 
 from __future__ import annotations
@@ -215,7 +215,7 @@ def _document(options: argparse.Namespace, corpus: Corpus, cold: Burst, warm: li
         "concurrency": options.concurrency,
         "store_limits": {"mb_per_s": options.mb_per_s, "request_ms": options.request_ms},
         "corpus": corpus.to_json(),
-        "never_seen": "an empty state folder, and a new mount of the store: the page cache holds nothing of it; the host's other caches are left alone",
+        "never_seen": "an empty state folder, and a new mount of the store: the page cache holds nothing of it; other caches stay",
         "written_how": HOW,
         "dsec": {"cold": cold.to_json(everything), "warm": best.to_json(everything), "how": "libdsec run_container, exec of the job, stop"}
         | {"warm_wall_s_by_round": [round(burst.block.wall_s, 2) for burst in warm]},
@@ -241,7 +241,7 @@ if __name__ == "__main__":
     parser.add_argument("--images", type=int, default=20, help="environments that they are spread over")
     parser.add_argument("--concurrency", type=int, default=200, help="sandboxes that the client has under way at once, ours and the peer's")
     parser.add_argument(
-        "--compression", choices=["zstd", "gzip", "none"], default="zstd", help="of the images' layers, which the peer pulls"
+        "--compression", choices=["zstd", "gzip", "none"], default="zstd", help="of the layers that the peer pulls"
     )
     parser.add_argument("--mb-per-s", type=float, default=100.0, help="what the store gives all its readers together")
     parser.add_argument("--request-ms", type=float, default=2.0, help="what each request to it takes, at least")

@@ -10,7 +10,7 @@ from pathlib import Path
 __all__ = ["HOW", "device_written_bytes", "written_bytes"]
 
 HOW = (
-    "bytes that processes of it made dirty on disks (write_bytes of /proc/PID/io, with the children that they waited for) plus bytes that reached "
+    "bytes that processes of it made dirty on disks (write_bytes of /proc/PID/io, with children that they waited for) and that reached "
     "loop devices of its own, which counts some twice; device_written_mb is what the whole machine wrote meanwhile, others' writes too"
 )
 SECTOR = 512
