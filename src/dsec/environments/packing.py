@@ -1,0 +1,193 @@
+"""A snapshot of a sandbox becomes a layer: its upper folder is walked, what is residue left out, and the tree published.
+
+Snapshots taken one after the other would stack up, and each layer is a mount for every sandbox: the consecutive ones on the top of a stack
+are merged with the new one when they are many or small. Only metadata is read and written for that; the contents stay in their packs.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import closing
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final
+
+from dsec.environments.environment import EnvironmentStore
+from dsec.environments.erofs import read_image
+from dsec.environments.manifest import Configuration, Kind, Manifest
+from dsec.environments.names import Reference
+from dsec.environments.packs import ContentsLost, KnownContents, Packer
+from dsec.environments.packs.limit import limit_packs
+from dsec.environments.publish import publish_tree
+from dsec.environments.residue import RENEWED_RULES, Residue
+from dsec.environments.store import METADATA
+from dsec.environments.trees.merge import collapse
+from dsec.environments.trees.model import OPAQUE, REDIRECT, Node, Pack, whiteout
+from dsec.environments.trees.walk import keep_overlay_marks, walk
+from libdsec.errors import DSecError, QuotaExceeded
+
+__all__ = ["Interrupted", "PackPlan", "Packed", "StackLimits", "pack_snapshot"]
+
+_TRIES: Final = 3
+
+
+class Interrupted(Exception):
+    """`stop` said so. Nothing was published."""
+
+
+@dataclass(frozen=True, slots=True)
+class StackLimits:
+    """How many consecutive snapshot layers a stack may have on its top, and up to how many bytes of metadata they are merged anyway."""
+
+    layers: int = 8
+    small_bytes: int = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class PackPlan:
+    """What is to become of a snapshot. `layers` are the digests of the stack that the sandbox stands on, from the bottom."""
+
+    reference: Reference
+    kind: Kind
+    source: str
+    layers: list[str]
+    scrub: list[str] = field(default_factory=list)
+    configuration: Configuration = field(default_factory=Configuration)
+    provenance: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Packed:
+    """The published layer, how many entries were residue, and how many earlier layers are merged into it."""
+
+    manifest: Manifest
+    scrubbed: int
+    merged: int
+
+
+def pack_snapshot(
+    store: EnvironmentStore, upper: Path, mounts: Sequence[Path], plan: PackPlan, limits: StackLimits, *, stop: Callable[[], bool]
+) -> Packed:
+    """Publish the difference that `upper` is. Blocks for as long as it takes; nothing is visible if it fails or dies.
+
+    `mounts` are where the layers of the plan are mounted. `stop` is asked now and then. Raises QuotaExceeded(cause="disk") on a full disk,
+    DSecError where the store loses what is referred to again and again.
+    """
+    store.layers.prepare()
+    for tried in range(1, _TRIES + 1):
+        try:
+            with store.layers.building.lease() as folder:
+                return _Packing(store, upper, mounts, plan, limits, stop).run(folder)
+        except ContentsLost as error:
+            if tried == _TRIES:
+                raise DSecError(f"the store loses contents while they are used: {error}", cause="store-lost", ran="ran") from error
+        except OSError as error:
+            if error.errno in (errno.ENOSPC, errno.EDQUOT):
+                raise QuotaExceeded(f"the store's disk is full: {error}", cause="disk", ran="ran") from error
+            raise
+    raise AssertionError("the last try returns or raises")
+
+
+class _Packing:
+    def __init__(
+        self,
+        store: EnvironmentStore,
+        upper: Path,
+        mounts: Sequence[Path],
+        plan: PackPlan,
+        limits: StackLimits,
+        stop: Callable[[], bool],
+    ) -> None:
+        self._store = store
+        self._upper = upper
+        self._mounts = mounts
+        self._plan = plan
+        self._limits = limits
+        self._stop = stop
+        self._residue = Residue([*plan.scrub, *RENEWED_RULES])
+        self._left_out: list[bytes] = []
+
+    def run(self, folder: Path) -> Packed:
+        known = KnownContents(self._store.state / "contents.db", self._store.layers.root / "packs")
+        with closing(known), closing(Packer(folder, known)) as packer:
+            known.refresh()
+            root = walk(self._upper, packer.add, keep_xattr=keep_overlay_marks, skip=self._skip)
+            self._hide_left_out(root)
+            below, above = self._split()
+            packs: dict[str, Pack] = {}
+            earlier = [read_image(self._store.layers.folder(digest) / METADATA, packs) for digest in above]
+            root = collapse([*earlier, root], keep_whiteouts=True)
+            if self._stop():
+                raise Interrupted
+            limit_packs(root, packer, self._store.layers.root / "packs")
+            pack = packer.finish()
+            plan = self._plan
+            manifest = publish_tree(
+                self._store.layers,
+                root,
+                pack=pack,
+                folder=folder,
+                kind=plan.kind,
+                source=plan.source,
+                reference=plan.reference,
+                configuration=plan.configuration,
+                provenance={**plan.provenance, **({"merged": " ".join(above)} if above else {})},
+                below=below if plan.kind == "snapshot" else (),
+            )
+        return Packed(manifest, len(self._left_out), len(above))
+
+    def _split(self) -> tuple[list[str], list[str]]:
+        """The layers that stay below, and the snapshots on the top of the stack that are merged with the new one."""
+        layers = self._plan.layers
+        cut = len(layers)
+        small = 0
+        while cut and (identity := self._store.layers.manifest(layers[cut - 1]).identity).kind == "snapshot":
+            small += identity.metadata.size
+            cut -= 1
+        many = len(layers) - cut + 1 > self._limits.layers
+        if self._plan.kind == "snapshot" and not many and small > self._limits.small_bytes:
+            return layers, []
+        return layers[:cut], layers[cut:]
+
+    def _skip(self, path: bytes, status: os.stat_result) -> bool:
+        if self._stop():
+            raise Interrupted
+        if not self._residue.matches(path):
+            return False
+        if status.st_rdev == 0 and status.st_mode & 0o170000 == 0o020000:
+            # a whiteout: what it hides was removed, and stays so
+            return False
+        self._left_out.append(path)
+        return True
+
+    def _hide_left_out(self, root: Node) -> None:
+        """What is left out must not show again what a layer below has in its place."""
+        for path in self._left_out:
+            *folders, name = path.split(b"/")
+            found = _below(root, folders)
+            if found is None:
+                continue
+            folder, below = found
+            if any(os.path.lexists(b"/".join((os.fsencode(mount), *below, name))) for mount in self._mounts):
+                assert folder.children is not None
+                folder.children[name] = whiteout()
+
+
+def _below(root: Node, folders: Sequence[bytes]) -> tuple[Node, list[bytes]] | None:
+    """The folder at that path and where it goes on in the layers below; None if it does not."""
+    node, below = root, list[bytes]()
+    for part in folders:
+        child = (node.children or {}).get(part)
+        if child is None or child.children is None or child.xattrs.get(OPAQUE) == b"y":
+            return None
+        redirect = child.xattrs.get(REDIRECT)
+        if redirect is None:
+            below = [*below, part]
+        elif redirect.startswith(b"/"):
+            below = redirect[1:].split(b"/")
+        else:
+            below = [*below, redirect]
+        node = child
+    return node, below
