@@ -1,6 +1,7 @@
 /* dsec-native launcher: forks an aether for each LAUNCH. It is small, so a fork of it is cheap, and nothing is executed. */
 #define _GNU_SOURCE
 #include "aether.h"
+#include "blobcache.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -182,8 +183,11 @@ int main(int argc, char **argv) {
     static struct host host;
     if (argc == 2 && strcmp(argv[1], "--version") == 0)
         return puts("dsec-native " DSEC_VERSION) < 0;
+    if (argc > 1 && strcmp(argv[1], "blobcache") == 0)
+        return blobcache_main(argc - 1, argv + 1);
     if (argc != 2 || strcmp(argv[1], "launcher") != 0) {
-        fprintf(stderr, "usage: dsec-native launcher   (edge's socket as descriptor 3; see docs/channel.md)\n");
+        fprintf(stderr, "usage: dsec-native launcher   (edge's socket as descriptor 3; see docs/channel.md)\n"
+                        "       dsec-native blobcache --help\n");
         return 2;
     }
     /* Neither memory nor descriptors of ours can be reached from a sandbox, whatever it runs. */
