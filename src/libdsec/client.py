@@ -9,14 +9,15 @@ from typing import Any
 import msgspec
 
 from libdsec.api import Api, segment
-from libdsec.errors import InvalidArgument
-from libdsec.sandbox import Sandbox, make
+from libdsec.packs import ask_pack
+from libdsec.sandbox import Sandbox, check_count, make
 from libdsec.schema import (
     BackendName,
     ContainerRunArgs,
     CreateRequest,
     EnvironmentInfo,
     NodeInfo,
+    PackInfo,
     SandboxInfo,
     SandboxState,
 )
@@ -108,9 +109,7 @@ class DSecClient:
         Where some fail, those made are stopped and the first failure is raised, with `made` and `failed` in its details; with
         `allow_partial` those made are returned, and only a complete failure raises.
         """
-        if count < 1:
-            raise InvalidArgument(f"count is {count}; at least 1", field="count")
-        request = CreateRequest(args=args, backend=backend, count=count)
+        request = CreateRequest(args=args, backend=backend, count=check_count(count))
         return await make(
             self._api, "/v1/sandboxes", request, self.timeouts.create if timeout is None else timeout, allow_partial=allow_partial
         )
@@ -122,6 +121,10 @@ class DSecClient:
         """
         wanted = msgspec.structs.replace(args or ContainerRunArgs(), container_image=name, environment=[])
         return await self.run(wanted, timeout=timeout)
+
+    async def pack(self, op_id: str, *, wait: float = 0.0) -> PackInfo:
+        """The record of a pack_diff() by its id, after up to `wait` seconds if it is under way. What it failed of is in its `error`."""
+        return await ask_pack(self._api, op_id, wait)
 
     async def get(self, sandbox_id: str) -> Sandbox:
         """A handle on a sandbox that exists. NotFound otherwise."""

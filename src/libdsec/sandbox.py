@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Literal
 
 import msgspec
@@ -11,6 +11,7 @@ import msgspec
 from libdsec.api import Api, new_op_id, segment
 from libdsec.errors import ConnectionFailed, DSecError, InvalidArgument, NotFound, error_from_wire
 from libdsec.files import Files
+from libdsec.packs import WAIT_SECONDS, await_pack
 from libdsec.ports import PortHttp, TcpConnection
 from libdsec.process import Process
 from libdsec.schema import (
@@ -20,6 +21,8 @@ from libdsec.schema import (
     ExecRequest,
     ExecResult,
     ForkRequest,
+    PackInfo,
+    PackRequest,
     ProcessInfo,
     SandboxInfo,
     SessionInfo,
@@ -144,6 +147,42 @@ class Sandbox:
         )
         seconds = self._api.timeouts.create if timeout is None else timeout
         return await make(self._api, self._path + "/fork", request, seconds, allow_partial=allow_partial)
+
+    async def pack_diff(
+        self,
+        name: str,
+        *,
+        kind: Literal["snapshot", "workspace", "toolkit"] = "snapshot",
+        scrub: Iterable[str] = (),
+        default_scrub: bool = True,
+        wait: bool = True,
+        timeout: float | None = None,
+        op_id: str | None = None,
+    ) -> PackInfo:
+        """Publish what it has written as a layer, `name` or `name:tag`. Its processes stand for milliseconds, the rest is done meanwhile.
+
+        A sandbox from a snapshot (DSecClient.restore, or as its image) has all its files; a workspace or toolkit is the difference alone,
+        for any base. Left out are temporary files, downloaded packages and shell histories, unless `default_scrub` is False, and what the
+        globs in `scrub` mean.
+
+        Returns when it is published, or with `wait=False` when the snapshot is taken: then ask DSecClient.pack() by the answer's op_id.
+        Past `timeout` seconds, or cancelled, it goes on too. Repeating an `op_id` packs nothing and gives its record.
+        """
+        base, _, tag = name.partition(":")
+        request = PackRequest(
+            name=base,
+            tag=tag or "latest",
+            kind=kind,
+            scrub=list(scrub),
+            default_scrub=default_scrub,
+            op_id=op_id or new_op_id("pack"),
+        )
+        query = {"wait": WAIT_SECONDS} if wait and (timeout is None or timeout > WAIT_SECONDS) else None
+        seconds = self._api.timeouts.request + WAIT_SECONDS
+        info = await self._api.call(
+            "POST", self._path + "/pack-diff", PackInfo, body=request, query=query, timeout=seconds, idempotent=True
+        )
+        return await await_pack(self._api, info, timeout) if wait else info
 
     async def run_shell(
         self,

@@ -25,6 +25,8 @@ __all__ = [
     "ForkRequest",
     "LayerInfo",
     "NodeInfo",
+    "PackInfo",
+    "PackRequest",
     "ProcessInfo",
     "SandboxInfo",
     "SandboxState",
@@ -179,6 +181,54 @@ class ForkRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     hostname: str | None = None
     """Of all of them. Not given: each has its own."""
     labels: dict[str, str] = {}
+
+
+class PackRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """POST /v1/sandboxes/{id}/pack-diff: what the sandbox has written becomes a layer, `name:tag`."""
+
+    name: str
+    tag: str = "latest"
+    kind: Literal["snapshot", "workspace", "toolkit"] = "snapshot"
+    """A snapshot stands on the layers that the sandbox stands on, and a sandbox made from it has all its files. The others are the
+    difference alone, to be laid over any base."""
+    scrub: list[str] = []
+    """Globs of what is left out, besides the default ones: `/build/**`, `*.pyc`. A glob without a slash means the name in any folder."""
+    default_scrub: bool = True
+    op_id: str | None = None
+    """Repeating an id gives the record of the first, and packs nothing."""
+
+
+class PackInfo(msgspec.Struct, kw_only=True):
+    """A pack of a sandbox's disk, under way or over."""
+
+    op_id: str
+    sandbox_id: str
+    name: str
+    tag: str
+    kind: LayerKind
+    state: Literal["packing", "published", "failed"]
+    created_at: float
+    ended_at: float | None = None
+    digest: str = ""
+    """Of the layer."""
+    below: list[str] = []
+    """Digests of the layers that it stands on, from the bottom."""
+    stopped_ms: float = 0.0
+    """How long the sandbox's processes stood. The rest happened while they ran."""
+    total_ms: float | None = None
+    files: int = 0
+    metadata_bytes: int = 0
+    logical_bytes: int = 0
+    """Of all files in the layer, holes included."""
+    data_bytes: int = 0
+    """Of files' contents, each once."""
+    new_bytes: int = 0
+    """Of these, what the store did not have yet."""
+    left_out: int = 0
+    """Entries that were residue; a folder counts as one."""
+    merged: int = 0
+    """Earlier snapshot layers that are part of this one now."""
+    error: ErrorBody | None = None
 
 
 class UpdateRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
@@ -384,8 +434,19 @@ class EnvironmentInfo(msgspec.Struct, kw_only=True):
     kind: LayerKind
     metadata_bytes: int = 0
     data_bytes: int = 0
+    """Contents that it refers to, each once."""
+    stored_bytes: int = 0
+    """Of `data_bytes`, what it brought into the store; the rest was there."""
+    logical_bytes: int = 0
+    """Sizes of its files, holes and repetitions included."""
+    files: int = 0
+    packs: int = 0
+    """Files of the store that its contents lie in."""
+    below: list[str] = []
+    """Digests of the layers that it is a difference to, from the bottom."""
     created_at: float = 0.0
     source: str = ""
+    provenance: dict[str, str] = {}
     env: dict[str, str] = {}
     workdir: str = ""
     user: str = ""

@@ -29,6 +29,7 @@ from libdsec.schema import (
     EnvironmentInfo,
     FileStat,
     NodeInfo,
+    PackInfo,
     SandboxState,
     SessionInfo,
     StreamOutput,
@@ -90,6 +91,7 @@ class DSecClient:
         allow_partial: bool = False,
     ) -> list[Sandbox]: ...
     def restore(self, name: str, args: ContainerRunArgs | None = None, *, timeout: float | None = None) -> Sandbox: ...
+    def pack(self, op_id: str, *, wait: float = 0.0) -> PackInfo: ...
     def get(self, sandbox_id: str) -> Sandbox: ...
     def node(self) -> NodeInfo: ...
     def environments(self) -> list[EnvironmentInfo]: ...
@@ -217,6 +219,17 @@ class Sandbox:
         hostname: str | None = None,
         labels: Mapping[str, str] | None = None,
     ) -> list[Sandbox]: ...
+    def pack_diff(
+        self,
+        name: str,
+        *,
+        kind: Literal["snapshot", "workspace", "toolkit"] = "snapshot",
+        scrub: Iterable[str] = (),
+        default_scrub: bool = True,
+        wait: bool = True,
+        timeout: float | None = None,
+        op_id: str | None = None,
+    ) -> PackInfo: ...
     def run_shell(
         self,
         command: str,

@@ -7,7 +7,7 @@ import sys
 import typer
 
 from dsec._native import NativeBinaryMissing
-from dsec.cli import check, copy, environments, node, run, sandboxes
+from dsec.cli import check, copy, environments, node, run, sandboxes, snapshots
 from dsec.cli.output import die
 from libdsec.errors import DSecError, Unsupported
 
@@ -20,7 +20,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for module in (node, run, sandboxes, copy, check):
+for module in (node, run, sandboxes, snapshots, copy, check):
     module.register(app)
 app.add_typer(environments.app, name="env")
 

@@ -6,12 +6,15 @@ import math
 import re
 import signal as signals
 
+from dsec.environments.names import check_name, check_tag
+from dsec.environments.residue import check_rules
 from libdsec.errors import InvalidArgument, Unsupported
 from libdsec.schema import (
     MAX_OUTPUT_LIMIT_BYTES,
     ContainerRunArgs,
     CreateRequest,
     ExecRequest,
+    PackRequest,
     SessionRequest,
     SessionRunRequest,
     UpdateRequest,
@@ -20,6 +23,7 @@ from libdsec.schema import (
 __all__ = [
     "check_create",
     "check_exec",
+    "check_pack",
     "check_path",
     "check_session",
     "check_session_run",
@@ -154,6 +158,15 @@ def check_update(request: UpdateRequest) -> None:
             check_seconds(value, field)
     if request.labels is not None:
         check_labels(request.labels)
+
+
+def check_pack(request: PackRequest) -> None:
+    """A layer's name, tag and rules, and the id."""
+    check_name(request.name)
+    check_tag(request.tag)
+    check_rules(request.scrub)
+    if request.op_id is not None:
+        check_op_id(request.op_id)
 
 
 def check_op_id(op_id: str) -> None:

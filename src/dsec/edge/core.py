@@ -72,9 +72,15 @@ class Core:
             "operations_ended": 0,
             "operations_lost": 0,
             "operations_replayed": 0,
+            "packs_published": 0,
+            "packs_failed": 0,
             "swept": 0,
         }
         self._tasks: set[asyncio.Task[Any]] = set()
+
+    def owners(self) -> set[str]:
+        """Who holds layers: the sandboxes, and the snapshots that are being packed."""
+        return set(self.sandboxes) | self.snapshots
 
     # -- events in, instructions out
 

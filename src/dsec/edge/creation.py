@@ -21,7 +21,7 @@ from dsec.edge.events import Launched, LaunchFailed, StopWanted
 from dsec.edge.forks import fork_plan
 from dsec.edge.ids import new_op_id, new_sandbox_id
 from dsec.edge.machine import Status
-from dsec.edge.records import decode_errors, decode_ids, encode, info_from_row, sandbox_info
+from dsec.edge.records import decode_errors, decode_ids, encode, error_body, info_from_row, sandbox_info
 from dsec.edge.sandbox import Sandbox
 from dsec.edge.snapshots import drop_snapshot, take_snapshot
 from dsec.trajectory.rows import KeyRow
@@ -153,7 +153,7 @@ class Creation:
             if sandboxes:
                 await asyncio.wait([sandbox.launch for sandbox in sandboxes if sandbox.launch is not None])
             made = [sandbox for sandbox in sandboxes if sandbox.status.state in ALIVE]
-            errors += [_error_body(self._why(sandbox)) for sandbox in sandboxes if sandbox.status.state not in ALIVE]
+            errors += [error_body(self._why(sandbox)) for sandbox in sandboxes if sandbox.status.state not in ALIVE]
             for sandbox in made:
                 sandbox.status.told = True
                 core.record(sandbox)
@@ -190,7 +190,7 @@ class Creation:
             try:
                 range_index = backend.lease_range(sandbox_id)
             except DSecError as error:
-                errors += [_error_body(error)] * (count - len(sandboxes))
+                errors += [error_body(error)] * (count - len(sandboxes))
                 break
             spec = msgspec.structs.replace(
                 plan, sandbox_id=sandbox_id, range_index=range_index, hostname=plan.hostname or f"{HOSTNAME}-{sandbox_id[-8:]}"
@@ -249,10 +249,6 @@ def _cause(error: DSecError) -> FailureCause:
     if isinstance(error, SandboxFailed) and error.cause in msgspec.inspect.type_info(FailureCause).values:  # type: ignore[attr-defined]
         return cast("FailureCause", error.cause)
     return "launch-failed"
-
-
-def _error_body(error: DSecError) -> ErrorBody:
-    return ErrorBody(code=error.code, message=error.message, ran=error.ran, field=error.field, cause=error.cause)
 
 
 def _as_error(body: ErrorBody) -> DSecError:

@@ -22,6 +22,7 @@ from dsec.edge.held import HeldFiles
 from dsec.edge.lifecycle import Lifecycle
 from dsec.edge.lock import PidFile
 from dsec.edge.operations import Operations
+from dsec.edge.packs import Packs
 from dsec.edge.records import info_from_row, sandbox_info
 from dsec.edge.recovery import Recovery
 from dsec.edge.sandbox import Sandbox
@@ -38,6 +39,8 @@ from libdsec.schema import (
     ExecResult,
     ForkRequest,
     NodeInfo,
+    PackInfo,
+    PackRequest,
     ProcessInfo,
     SandboxInfo,
     SessionInfo,
@@ -89,6 +92,7 @@ class Edge:
         self._creation = Creation(core, self._cpu_count)
         self._sessions = Sessions(core, self._operations)
         self._recovery = Recovery(core, self._operations)
+        self._packs = Packs(core)
         self._sweep = Sweep(core, self._operations)
         self._sweeping: list[asyncio.Task[None]] = []
         self._started_at = 0.0
@@ -109,6 +113,8 @@ class Edge:
                 await backend.open(core.on_backend_event)
                 on_failure.push_async_callback(backend.aclose)
             on_failure.push_async_callback(core.settle_tasks)
+            on_failure.callback(self._packs.interrupt)
+            await self._packs.recover()
             await self._recovery.recover()
             await self._sweep.remove_unknown()
             on_failure.pop_all()
@@ -126,13 +132,15 @@ class Edge:
         core.timers.close()
         for task in self._sweeping:
             task.cancel()
+        self._packs.interrupt()
         await core.settle_tasks()
+        await self._packs.aclose()
         for sandbox in list(core.sandboxes.values()):
             if sandbox.channel is not None:
                 await sandbox.channel.aclose()
         for backend in core.backends.values():
             await backend.aclose()
-        await core.in_thread(core.environments.sweep_mounts, set(core.sandboxes))
+        await core.in_thread(core.environments.sweep_mounts, core.owners())
         await core.journal.aclose()
         core.threads.shutdown(wait=False)
         self._lock.release()
@@ -190,6 +198,19 @@ class Edge:
         All else as in `create`. A paused sandbox can be forked and stays paused; its forks run.
         """
         return await self._creation.fork(sandbox_id, request, idempotency_key)
+
+    async def pack_diff(self, sandbox_id: str, request: PackRequest, wait: float = 0.0) -> PackInfo:
+        """Make what it has written a layer; it stands for some milliseconds. Returns when that is over, or the whole after up to `wait`
+        seconds.
+
+        A paused sandbox can be packed and stays paused. The pack goes on whoever leaves, also when the sandbox ends or this process dies.
+        A repeated op id gives the record of the first. Raises what keeps it from beginning; what fails later is in the record's `error`.
+        """
+        return await self._packs.pack(sandbox_id, request, wait)
+
+    async def pack_info(self, op_id: str, wait: float = 0.0) -> PackInfo:
+        """The record of a pack, after up to `wait` seconds if it is under way. NotFound if there is none."""
+        return await self._packs.get(op_id, wait)
 
     async def list(self, state: str | None = None, labels: dict[str, str] | None = None) -> Sequence[SandboxInfo]:
         """All that are live and the last thousand that ended, or those in `state`, with all of `labels`; oldest first."""

@@ -9,6 +9,7 @@ import msgspec
 from dsec.backends.protocol import SandboxSpec
 from dsec.edge.machine import Status
 from dsec.trajectory import OpRow, SandboxRow
+from libdsec.errors import DSecError
 from libdsec.schema import ErrorBody, ExecRequest, ExecResult, ProcessInfo, SandboxInfo, SessionRequest, SessionRunRequest
 
 __all__ = [
@@ -18,6 +19,7 @@ __all__ = [
     "decode_sandbox",
     "encode",
     "encode_request",
+    "error_body",
     "info_from_row",
     "process_info",
     "sandbox_info",
@@ -44,6 +46,11 @@ def encode_request(request: ExecRequest | SessionRunRequest | SessionRequest) ->
         digest = hashlib.blake2b(request.stdin, digest_size=32).hexdigest()
         request = msgspec.structs.replace(request, stdin=f"{len(request.stdin)} bytes, blake2b {digest}".encode())
     return encode(request)
+
+
+def error_body(error: DSecError) -> ErrorBody:
+    """As it is told inside a result."""
+    return ErrorBody(code=error.code, message=error.message, ran=error.ran, field=error.field, cause=error.cause)
 
 
 def sandbox_info(spec: SandboxSpec, status: Status) -> SandboxInfo:

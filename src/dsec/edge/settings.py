@@ -24,6 +24,11 @@ class EdgeSettings:
     """How long a stop waits for results that are finished but not yet recorded."""
     restart_grace_seconds: float = 30.0
     """No sandbox is found idle sooner than this after a restart: its clients could not reach us."""
+    packs_at_once: int = 2
+    snapshot_layers: int = 8
+    """Consecutive snapshot layers on the top of a stack; one more, and they are merged into one."""
+    snapshot_small_bytes: int = 1 << 20
+    """Metadata up to which they are merged each time."""
     record_hours: float = 24.0
     """How long the records of ended sandboxes are kept."""
     record_limit_bytes: int = 8 << 30

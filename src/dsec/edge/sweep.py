@@ -56,7 +56,7 @@ class Sweep:
                 await self._reconcile(sandbox, now)
         await self.remove_unknown()
         await self.prune()
-        await core.in_thread(core.environments.sweep_mounts, lambda: set(core.sandboxes))
+        await core.in_thread(core.environments.sweep_mounts, core.owners)
 
     async def remove_unknown(self) -> None:
         """Snapshots, kernel objects and files of sandboxes that no record knows: another life of ours left them."""

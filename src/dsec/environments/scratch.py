@@ -187,9 +187,10 @@ class ScratchStore:
         """Where the sandbox's folder is, or would be."""
         return self.path / check_owner(sandbox_id)
 
-    def create(self, sandbox_id: str, limit_bytes: int | None) -> Path:
+    def create(self, sandbox_id: str, limit_bytes: int | None, *, like: Path | None = None) -> Path:
         """A new folder for the sandbox, holding `upper` (0755) and `work`, both 0:0. Conflict if it has one; nothing is left on failure.
 
+        An overlay's root is what its upper's root is: with `like` it gets that folder's owner, mode, xattrs and time.
         QuotaExceeded(cause="disk") if the scratch store itself is full.
         """
         parent, name = self._open_fd(), check_owner(sandbox_id)
@@ -207,18 +208,20 @@ class ScratchStore:
                 raise Conflict(f"sandbox_id: {name} has a scratch folder already", field="sandbox_id") from None
             raise disk_error(error) from error
         try:
-            self._furnish(parent, name, limit_bytes)
+            self._furnish(parent, name, limit_bytes, like)
         except BaseException as error:
             with contextlib.suppress(OSError):
                 self.destroy(name)
             raise disk_error(error) if isinstance(error, OSError) else error from error
         return self.path / name
 
-    def _furnish(self, parent: int, name: str, limit_bytes: int | None) -> None:
+    def _furnish(self, parent: int, name: str, limit_bytes: int | None, like: Path | None) -> None:
         fd = os.open(name, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=parent)
         try:
             os.mkdir("upper", 0o755, dir_fd=fd)
             os.mkdir("work", 0o755, dir_fd=fd)
+            if like is not None:
+                _liken(fd, "upper", like)
             if limit_bytes is not None:
                 btrfs.set_limit(fd, btrfs.subvolume_id(fd), limit_bytes)
         finally:
@@ -281,6 +284,20 @@ class ScratchStore:
         for stale in btrfs.qgroup_ids(self._filesystem) - alive:
             with contextlib.suppress(OSError):  # busy: its subvolume is still being cleaned up
                 btrfs.drop_quota(fd, stale)
+
+
+def _liken(parent: int, name: str, like: Path) -> None:
+    found = os.stat(like)
+    fd = os.open(name, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=parent)
+    try:
+        os.fchown(fd, found.st_uid, found.st_gid)
+        os.fchmod(fd, stat.S_IMODE(found.st_mode))
+        for key in os.listxattr(like):
+            if not key.startswith("trusted.overlay."):
+                os.setxattr(fd, key, os.getxattr(like, key))
+        os.utime(fd, ns=(found.st_atime_ns, found.st_mtime_ns))
+    finally:
+        os.close(fd)
 
 
 def _mount(image: Path, target: Path) -> None:

@@ -7,7 +7,7 @@ import sqlite3
 from collections.abc import Callable
 
 from dsec.trajectory import rows
-from dsec.trajectory.rows import KeyRow, OpRow, SandboxRow, SessionRow
+from dsec.trajectory.rows import KeyRow, OpRow, PackRow, SandboxRow, SessionRow
 
 __all__ = ["ROW_BYTES", "Batch"]
 
@@ -22,9 +22,11 @@ class Batch:
         "committed",
         "deleted_keys",
         "deleted_ops",
+        "deleted_packs",
         "keys",
         "new_sandboxes",
         "ops",
+        "packs",
         "payload_bytes",
         "sessions",
         "statuses",
@@ -39,6 +41,8 @@ class Batch:
         self.sessions: dict[str, SessionRow] = {}
         self.keys: dict[str, KeyRow] = {}
         self.deleted_keys: set[str] = set()
+        self.packs: dict[str, PackRow] = {}
+        self.deleted_packs: set[str] = set()
         self.committed: list[Callable[[], None]] = []
         """Called in the event loop after the commit."""
         self.waiters: asyncio.Future[None] | None = None
@@ -72,6 +76,10 @@ class Batch:
                 db.executemany(rows.DELETE_KEY, [(key,) for key in self.deleted_keys])
             if self.keys:
                 db.executemany(rows.PUT_KEY, list(self.keys.values()))
+            if self.deleted_packs:
+                db.executemany(rows.DELETE_PACK, [(op_id,) for op_id in self.deleted_packs])
+            if self.packs:
+                db.executemany(rows.PUT_PACK, list(self.packs.values()))
             db.execute("COMMIT")
         except BaseException:
             if db.in_transaction:
@@ -86,5 +94,7 @@ class Batch:
         newer.deleted_ops |= self.deleted_ops
         newer.sessions = {**self.sessions, **newer.sessions}
         newer.deleted_keys |= self.deleted_keys - newer.keys.keys()
+        newer.packs = {**{op_id: row for op_id, row in self.packs.items() if op_id not in newer.deleted_packs}, **newer.packs}
+        newer.deleted_packs |= self.deleted_packs - newer.packs.keys()
         newer.committed = [*self.committed, *newer.committed]
         newer.payload_bytes += self.payload_bytes

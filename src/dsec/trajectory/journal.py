@@ -19,7 +19,7 @@ from typing import TypeVar
 
 from dsec.trajectory import rows
 from dsec.trajectory.batch import ROW_BYTES, Batch
-from dsec.trajectory.rows import KeyRow, OpRow, SandboxRow, SessionRow
+from dsec.trajectory.rows import KeyRow, OpRow, PackRow, SandboxRow, SessionRow
 from libdsec.errors import Overloaded
 
 __all__ = ["Journal"]
@@ -152,6 +152,17 @@ class Journal:
         """The create was undone: the key is free again."""
         self._batch.keys.pop(key, None)
         self._batch.deleted_keys.add(key)
+        self._schedule()
+
+    def put_pack(self, row: PackRow) -> None:
+        """A pack begins, goes on or ends."""
+        self._batch.packs[row.op_id] = row
+        self._schedule()
+
+    def forget_pack(self, op_id: str) -> None:
+        """Nothing came of it: the id is free again."""
+        self._batch.packs.pop(op_id, None)
+        self._batch.deleted_packs.add(op_id)
         self._schedule()
 
     async def flush(self) -> None:
@@ -341,6 +352,16 @@ class Journal:
         """What a create with this idempotency key came to, or None."""
         row = self._reader.execute("SELECT * FROM idempotency WHERE key=?", (key,)).fetchone()
         return None if row is None else KeyRow(*row)
+
+    def pack(self, op_id: str) -> PackRow | None:
+        """One pack, or None."""
+        row = self._reader.execute("SELECT * FROM packs WHERE op_id=?", (op_id,)).fetchone()
+        return None if row is None else PackRow(*row)
+
+    def packs(self, *, under_way: bool = False) -> list[PackRow]:
+        """All that are on record, or those that were under way when the record was made, the oldest first."""
+        where = " WHERE state IN ('taking', 'packing')" if under_way else ""
+        return [PackRow(*row) for row in self._reader.execute(f"SELECT * FROM packs{where} ORDER BY created_at")]
 
     async def output(self, sandbox_id: str, op_id: str) -> tuple[bytes, bytes] | None:
         """What was kept of stdout and stderr; None where it is not there (any more). Read in a thread: it may be hundreds of megabytes."""

@@ -24,6 +24,7 @@ def prune(db: sqlite3.Connection, before: float, limit_bytes: int) -> bool:
         _drop_sandboxes(db, doomed)
         return True
     db.execute("DELETE FROM idempotency WHERE created_at<?", (before,))
+    db.execute("DELETE FROM packs WHERE created_at<? AND state IN ('published', 'failed')", (before,))
     return too_large and _drop_output(db)
 
 

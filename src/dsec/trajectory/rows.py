@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-__all__ = ["SCHEMA", "KeyRow", "OpRow", "SandboxRow", "SessionRow"]
+__all__ = ["SCHEMA", "KeyRow", "OpRow", "PackRow", "SandboxRow", "SessionRow"]
 
 SCHEMA_VERSION = 1
 
@@ -54,6 +54,15 @@ CREATE TABLE IF NOT EXISTS idempotency (
     sandbox_ids BLOB NOT NULL,
     errors BLOB NOT NULL,
     created_at REAL NOT NULL
+) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS packs (
+    op_id TEXT PRIMARY KEY,
+    sandbox_id TEXT NOT NULL,
+    state TEXT NOT NULL,        -- taking, packing, published, failed
+    created_at REAL NOT NULL,
+    request BLOB NOT NULL,
+    plan BLOB NOT NULL,         -- how to go on with it after a restart
+    info BLOB NOT NULL
 ) WITHOUT ROWID;
 """
 
@@ -107,6 +116,18 @@ class KeyRow(NamedTuple):
     created_at: float
 
 
+class PackRow(NamedTuple):
+    """A sandbox's disk that becomes, or became, a layer. Once it is `packing`, its snapshot is there until its state is another."""
+
+    op_id: str
+    sandbox_id: str
+    state: str
+    created_at: float
+    request: bytes
+    plan: bytes
+    info: bytes
+
+
 PUT_SANDBOX = (
     "INSERT INTO sandboxes (sandbox_id, state, over, created_at, ended_at, spec, status) VALUES (?,?,?,?,?,?,?) "
     "ON CONFLICT (sandbox_id) DO UPDATE SET state=excluded.state, over=excluded.over, ended_at=excluded.ended_at, status=excluded.status"
@@ -126,5 +147,10 @@ PUT_KEY = (
     "INSERT INTO idempotency (key, request, sandbox_ids, errors, created_at) VALUES (?,?,?,?,?) "
     "ON CONFLICT (key) DO UPDATE SET sandbox_ids=excluded.sandbox_ids, errors=excluded.errors"
 )
+PUT_PACK = (
+    "INSERT INTO packs (op_id, sandbox_id, state, created_at, request, plan, info) VALUES (?,?,?,?,?,?,?) "
+    "ON CONFLICT (op_id) DO UPDATE SET state=excluded.state, plan=excluded.plan, info=excluded.info"
+)
+DELETE_PACK = "DELETE FROM packs WHERE op_id=?"
 DELETE_KEY = "DELETE FROM idempotency WHERE key=?"
 OP_COLUMNS = "sandbox_id, op_id, seq, session_id, state, background, started_at, ended_at, request, result"

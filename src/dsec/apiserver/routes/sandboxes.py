@@ -8,10 +8,11 @@ from typing import Annotated
 from litestar import delete, get, patch, post
 from litestar.params import FromPath, FromQuery, HeaderParameter, JSONBody, QueryParameter
 
+from dsec.apiserver.routes.processes import WaitSeconds
 from dsec.apiserver.state import edge_of, metrics_of
 from dsec.apiserver.wire import WireRequest
 from libdsec.errors import DSecError, InvalidArgument
-from libdsec.schema import BatchResult, CreateRequest, ForkRequest, SandboxInfo, SandboxState, UpdateRequest
+from libdsec.schema import BatchResult, CreateRequest, ForkRequest, PackInfo, PackRequest, SandboxInfo, SandboxState, UpdateRequest
 
 __all__ = ["ROUTES"]
 
@@ -54,6 +55,21 @@ async def fork(
     A client that leaves before the answer leaves none behind.
     """
     return await _counted(request, edge_of(request).fork(sandbox_id, data, idempotency_key), data.count)
+
+
+@post("/v1/sandboxes/{sandbox_id:str}/pack-diff", tags=["sandboxes"])
+async def pack_diff(request: WireRequest, sandbox_id: FromPath[str], data: JSONBody[PackRequest], wait: WaitSeconds = 0.0) -> PackInfo:
+    """Make what it has written a layer. Answers when the snapshot is taken, or up to `wait` seconds later when the layer is published.
+
+    It goes on when its client leaves. Repeating an op_id gives the record of the first.
+    """
+    return await edge_of(request).pack_diff(sandbox_id, data, wait)
+
+
+@get("/v1/packs/{op_id:str}", tags=["sandboxes"])
+async def get_pack(request: WireRequest, op_id: FromPath[str], wait: WaitSeconds = 0.0) -> PackInfo:
+    """The record of a pack, after up to `wait` seconds if it is under way. What it failed of is in its `error`."""
+    return await edge_of(request).pack_info(op_id, wait)
 
 
 @get("/v1/sandboxes", tags=["sandboxes"])
@@ -102,4 +118,4 @@ async def resume_sandbox(request: WireRequest, sandbox_id: FromPath[str]) -> San
     return await edge_of(request).resume(sandbox_id)
 
 
-ROUTES = [create, fork, list_sandboxes, get_sandbox, update_sandbox, stop_sandbox, pause_sandbox, resume_sandbox]
+ROUTES = [create, fork, pack_diff, get_pack, list_sandboxes, get_sandbox, update_sandbox, stop_sandbox, pause_sandbox, resume_sandbox]
