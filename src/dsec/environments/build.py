@@ -11,7 +11,7 @@ from pathlib import Path
 from dsec.environments.durable import digest_file
 from dsec.environments.environment import EnvironmentStore
 from dsec.environments.image import build_image
-from dsec.environments.manifest import KINDS, Configuration, Identity, Kind
+from dsec.environments.manifest import KINDS, Configuration, Identity, Kind, Manifest, identity_digest
 from dsec.environments.names import DEFAULT_TAG, Reference, check_name, check_tag
 from dsec.environments.sources import Source, fetch_source, parse_source
 from dsec.environments.store import DATA, METADATA
@@ -125,11 +125,14 @@ def _build(store: EnvironmentStore, request: _Request, tell: Callable[[BuildProg
         with store.layers.settled(exclusive=False):
             manifest = store.layers.publish(
                 layer,
-                identity,
-                name=request.reference.name,
-                source=request.source.text,
-                created_at=time.time(),
-                provenance=fetched.provenance,
+                Manifest(
+                    digest=identity_digest(identity),
+                    identity=identity,
+                    name=request.reference.name,
+                    source=request.source.text,
+                    created_at=time.time(),
+                    provenance=fetched.provenance,
+                ),
             )
             store.layers.set_tag(request.reference, manifest.digest)
     return store.show(str(request.reference))
@@ -145,6 +148,7 @@ def _identity(layer: Path, kind: Kind, settings: Configuration, tell: Callable[[
         tell(BuildProgress("digest", done, total))
 
     return Identity(
+        format="dsec-layer-1",
         kind=kind,
         metadata=digest_file(layer / METADATA, count),
         data=digest_file(layer / DATA, count),

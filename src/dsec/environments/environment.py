@@ -8,7 +8,7 @@ from functools import partial
 from pathlib import Path
 
 from dsec.environments.leases import LeasedFolders
-from dsec.environments.manifest import KINDS, Kind, Manifest
+from dsec.environments.manifest import KINDS, Configuration, Kind, Manifest
 from dsec.environments.names import Reference, check_digest, parse_reference
 from dsec.environments.node import NodeLayers
 from dsec.environments.store import LayerStore
@@ -63,28 +63,38 @@ class EnvironmentStore:
     def resolve(self, refs: Sequence[str], *, field: str = "environment") -> ResolvedEnvironment:
         """Digests of the references and the merged settings. `field` is what errors name.
 
-        NotFound for an unknown name, InvalidArgument for a misspelt one or an order other than one base, workspaces, toolkits.
+        A layer that is a difference to others brings those with it. NotFound for an unknown name, InvalidArgument for a misspelt one or an
+        order other than one base, workspaces, toolkits; SandboxFailed(cause="store-lost") for what the store cannot give.
         """
         if not refs:
             raise InvalidArgument(f"{field}: at least a base is needed", field=field)
         layers: list[ResolvedLayer] = []
-        env: dict[str, str] = {}
-        workdir, user, entrypoint = "", "", list[str]()
+        settings: list[Configuration] = []
+        kinds: list[Kind] = []
         for text in refs:
             reference = parse_reference(text, field=field)
             digest = self.layers.digest_of(reference, field=field)
-            identity = self.layers.manifest(digest, name=reference.name).identity
-            if any(layer.digest == digest for layer in layers):
-                raise InvalidArgument(f"{field}: {text} is the same layer as one before it", field=field)
-            layers.append(ResolvedLayer(reference.name, digest, identity.kind))
-            settings = identity.configuration
-            env |= settings.env
-            workdir, user, entrypoint = settings.workdir or workdir, settings.user or user, settings.entrypoint or entrypoint
-        kinds = [KINDS.index(layer.kind) for layer in layers]
-        if kinds != sorted(kinds) or kinds.count(0) != 1:
-            given = ", ".join(f"{layer.name} ({layer.kind})" for layer in layers)
+            stack = self._stack(reference.name, digest)
+            for layer, configuration in stack:
+                if any(other.digest == layer.digest for other in layers):
+                    raise InvalidArgument(f"{field}: the layer {layer} of {text} is there already, lower down", field=field)
+                layers.append(layer)
+                settings.append(configuration)
+            kinds.append(stack[0][0].kind)
+        order = [KINDS.index(kind) for kind in kinds]
+        if order != sorted(order) or order.count(0) != 1 or "snapshot" in kinds:
+            given = ", ".join(f"{text} ({kind})" for text, kind in zip(refs, kinds, strict=True))
             raise InvalidArgument(f"{field}: one base, then workspaces, then toolkits; given: {given}", field=field)
-        return ResolvedEnvironment(layers, env, workdir, user, list(entrypoint))
+        return _merged(layers, settings)
+
+    def _stack(self, name: str, digest: str) -> list[tuple[ResolvedLayer, Configuration]]:
+        """The layer with those that it is a difference to, from the bottom. Its lowest layer says what it is."""
+        identity = self.layers.manifest(digest, name=name).identity
+        stack: list[tuple[ResolvedLayer, Configuration]] = []
+        for below in identity.below:
+            manifest = self.layers.manifest(below)
+            stack.append((ResolvedLayer(manifest.name or name, below, manifest.identity.kind), manifest.identity.configuration))
+        return [*stack, (ResolvedLayer(name, digest, identity.kind), identity.configuration)]
 
     def acquire(self, digests: Sequence[str], owner: str) -> list[str]:
         """See `NodeLayers.acquire`."""
@@ -119,15 +129,15 @@ class EnvironmentStore:
         self.layers.digest_of(reference, field="name")
         with self.layers.settled(exclusive=True):
             digest = self.layers.digest_of(reference, field="name")
-            meaning = [tag for tag, meant in self.layers.tags() if meant == digest]
+            meaning = [tag for tag, meant in self.layers.tags.all() if meant == digest]
             going = meaning if reference.digest is not None else [reference]
             if set(meaning) - set(going):
-                self.layers.remove_tag(reference)
+                self.layers.tags.remove(reference)
                 return
 
             def remove() -> None:
                 for tag in going:
-                    self.layers.remove_tag(tag)
+                    self.layers.tags.remove(tag)
                 self.layers.remove_layer(digest)
 
             if owners := self.node.while_unused(digest, remove):
@@ -136,14 +146,14 @@ class EnvironmentStore:
     def prune(self) -> list[str]:
         """Remove layers that no tag means and no sandbox of this node uses; returns their digests."""
         with self.layers.settled(exclusive=True):
-            untagged = sorted(self.layers.layers() - {meant for _, meant in self.layers.tags()})
+            untagged = sorted(self.layers.layers() - {meant for _, meant in self.layers.tags.all()})
             return [digest for digest in untagged if not self.node.while_unused(digest, partial(self.layers.remove_layer, digest))]
 
     def list(self) -> list[EnvironmentInfo]:
         """All named environments. Those whose manifest cannot be read are listed with no sizes and what is wrong as their `source`."""
         uses = self.node.uses()
         found: list[EnvironmentInfo] = []
-        for reference, digest in self.layers.tags():
+        for reference, digest in self.layers.tags.all():
             try:
                 found.append(_info(reference, self.layers.manifest(digest, name=reference.name), uses))
             except SandboxFailed as error:
@@ -151,20 +161,35 @@ class EnvironmentStore:
         return found
 
 
+def _merged(layers: list[ResolvedLayer], settings: list[Configuration]) -> ResolvedEnvironment:
+    env: dict[str, str] = {}
+    workdir, user, entrypoint = "", "", list[str]()
+    for each in settings:
+        env |= each.env
+        workdir, user, entrypoint = each.workdir or workdir, each.user or user, each.entrypoint or entrypoint
+    return ResolvedEnvironment(layers, env, workdir, user, list(entrypoint))
+
+
 def _label(reference: Reference) -> str:
     return reference.name if reference.tag == "latest" else str(reference)
 
 
 def _info(reference: Reference, manifest: Manifest, uses: dict[str, set[str]]) -> EnvironmentInfo:
-    identity = manifest.identity
+    identity, contents = manifest.identity, manifest.contents
     return EnvironmentInfo(
         name=_label(reference),
         digest=manifest.digest,
         kind=identity.kind,
         metadata_bytes=identity.metadata.size,
-        data_bytes=identity.data.size,
+        data_bytes=contents.data_bytes if identity.data is None else identity.data.size,
+        stored_bytes=contents.stored_bytes,
+        logical_bytes=contents.logical_bytes,
+        files=contents.files,
+        packs=len(identity.packs),
+        below=[*identity.below],
         created_at=manifest.created_at,
         source=manifest.source,
+        provenance=dict(manifest.provenance),
         env=dict(identity.configuration.env),
         workdir=identity.configuration.workdir,
         user=identity.configuration.user,

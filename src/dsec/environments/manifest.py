@@ -1,4 +1,4 @@
-"""What is written beside a layer's two files. The digest is taken over `Identity`, so that it stands for the bytes and for the settings."""
+"""What is written beside a layer's metadata. The digest is taken over `Identity`, so that it stands for the bytes and for the settings."""
 
 from __future__ import annotations
 
@@ -7,17 +7,36 @@ from typing import Literal, get_args
 
 import msgspec
 
-__all__ = ["KINDS", "Configuration", "FileDigest", "Identity", "Kind", "Manifest", "decode_manifest", "identity_digest"]
+__all__ = [
+    "KINDS",
+    "Configuration",
+    "Contents",
+    "FileDigest",
+    "Identity",
+    "Kind",
+    "Manifest",
+    "PackUse",
+    "decode_manifest",
+    "encode_manifest",
+    "identity_digest",
+]
 
-Kind = Literal["base", "workspace", "toolkit"]
+Kind = Literal["base", "workspace", "toolkit", "snapshot"]
 KINDS: tuple[Kind, ...] = get_args(Kind)
-"""In the order of composition, from the bottom."""
+"""In the order of composition, from the bottom; a snapshot goes where the lowest layer that it is a difference to goes."""
 
 
 class FileDigest(msgspec.Struct, kw_only=True, frozen=True, forbid_unknown_fields=True):
     """SHA-256 (hex) and length of one file."""
 
     sha256: str
+    size: int
+
+
+class PackUse(msgspec.Struct, kw_only=True, frozen=True, forbid_unknown_fields=True):
+    """A pack that the metadata refers to, in the order of its device table; `size` is the length of the pack's data."""
+
+    digest: str
     size: int
 
 
@@ -31,13 +50,28 @@ class Configuration(msgspec.Struct, kw_only=True, frozen=True, forbid_unknown_fi
 
 
 class Identity(msgspec.Struct, kw_only=True, frozen=True, forbid_unknown_fields=True):
-    """All that the digest covers. Equal trees built with equal settings have equal digests, whenever and wherever."""
+    """All that the digest covers. Equal trees whose contents lie in equal packs have equal digests, whenever and wherever."""
 
-    format: Literal["dsec-layer-1"] = "dsec-layer-1"
+    format: Literal["dsec-layer-1", "dsec-layer-2"] = "dsec-layer-2"
     kind: Kind
     metadata: FileDigest
-    data: FileDigest
+    data: FileDigest | None = None
+    packs: list[PackUse] = []
     configuration: Configuration = Configuration()
+    below: list[str] = []
+    """Digests, from the bottom, of the layers that this one is a difference to: it is of no use without them."""
+
+
+class Contents(msgspec.Struct, kw_only=True, frozen=True):
+    """How much there is in a layer."""
+
+    files: int = 0
+    logical_bytes: int = 0
+    """Of all files, holes and repetitions included."""
+    data_bytes: int = 0
+    """In packs, each segment once, in whole blocks."""
+    stored_bytes: int = 0
+    """Of these, what the layer brought into the store; the rest was there."""
 
 
 class Manifest(msgspec.Struct, kw_only=True, frozen=True):
@@ -49,11 +83,17 @@ class Manifest(msgspec.Struct, kw_only=True, frozen=True):
     source: str
     created_at: float
     provenance: dict[str, str] = {}
+    contents: Contents = Contents()
 
 
 def identity_digest(identity: Identity) -> str:
     """`sha256:<hex>` of the canonical JSON: fields in declared order, the environment's names sorted."""
     return "sha256:" + hashlib.sha256(msgspec.json.encode(identity, order="deterministic")).hexdigest()
+
+
+def encode_manifest(manifest: Manifest) -> bytes:
+    """Indented: people read it."""
+    return msgspec.json.format(msgspec.json.encode(manifest, order="deterministic"), indent=2) + b"\n"
 
 
 def decode_manifest(text: bytes, digest: str) -> Manifest:

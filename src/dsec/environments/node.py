@@ -4,6 +4,8 @@
     <run>/layers/<first 12 of hex>/  the EROFS mount; data is read from the store on demand
     <run>/owners/<owner>             the digests that a sandbox uses, one a line
 
+What is used here is noted in the store, too (see `holders`), so that no other node removes it.
+
 The kernel's mount table and the owners' files are the truth, so that any process (and the next one after a crash) finds the same; what is
 in memory only spares looking.
 """
@@ -21,17 +23,21 @@ from pathlib import Path
 
 from dsec.environments.deadlines import within
 from dsec.environments.durable import copy_verified, digest_file
+from dsec.environments.holders import Holding
 from dsec.environments.leases import LeasedFolders
 from dsec.environments.manifest import Manifest
 from dsec.environments.names import check_owner
+from dsec.environments.parallel import at_once
 from dsec.environments.store import DATA, METADATA, LayerStore, lost
 from dsec.kernel.erofs import mount_erofs, mounted_image
 from dsec.kernel.mountinfo import mounts_below
 from dsec.kernel.mounts import unmount
+from libdsec.errors import SandboxFailed
 
 __all__ = ["NodeLayers"]
 
 _SHORT = 12
+_AT_ONCE = 8
 
 
 class NodeLayers:
@@ -47,7 +53,9 @@ class NodeLayers:
         self._deadline = store_deadline_seconds
         self._lock = threading.RLock()
         self._mounted: dict[str, Path] = {}
+        self._coming: list[frozenset[str]] = []
         self._ready = False
+        self.holding = Holding(store, state)
 
     # -- who uses what -------------------------------------------------------------------------------------------------------------------
 
@@ -71,9 +79,16 @@ class NodeLayers:
         if not self._ready:
             with self._exclusive():
                 pass
-        fetched = {digest for digest in digests if digest not in self._mounted}
-        for digest in fetched:
-            self._fetch(digest)
+        fetched = frozenset(digest for digest in digests if digest not in self._mounted)
+        self._coming.append(fetched)
+        try:
+            return self._acquire(digests, owner, fetched)
+        finally:
+            self._coming.remove(fetched)
+
+    def _acquire(self, digests: Sequence[str], owner: str, fetched: frozenset[str]) -> list[str]:
+        if fetched:
+            self._fetch(sorted(fetched))
         with self._exclusive():
             paths = [str(self._mount(digest, fetched=digest in fetched)) for digest in digests]
             file = self._owners / owner
@@ -94,7 +109,7 @@ class NodeLayers:
         """Forget owners that are not in `keep_owners`, unmount what nobody uses, drop local copies of layers that are no more.
 
         While sandboxes are being made give a callable: it is asked when nobody can acquire, so that it knows each owner that has.
-        Returns the digests unmounted.
+        Returns the digests unmounted. What the store is to be told, it is told another time if it does not answer.
         """
         with self._exclusive():
             kept = keep_owners() if callable(keep_owners) else keep_owners
@@ -106,13 +121,35 @@ class NodeLayers:
             gone = [digest for digest in list(self._mounted) if digest not in used]
             for digest in gone:
                 self._unmount(digest)
-            wanted = {digest.removeprefix("sha256:") for digest in self._mounted} | {
-                digest.removeprefix("sha256:") for digest in self._store.layers()
-            }
+        # a store that is away keeps nobody from acquiring what is mounted; the next sweep tells it
+        with contextlib.suppress(SandboxFailed):
+            self._settle()
+        return gone
+
+    def _settle(self) -> None:
+        """Tell the store what is used here, and drop local copies of layers that are no more."""
+        held = self.held()
+        there: set[str] = set()
+
+        def ask() -> None:
+            self.holding.keep(held)
+            there.update(self._store.layers())
+
+        self._with_store("", ask)
+        with self._exclusive():
+            wanted = {digest.removeprefix("sha256:") for digest in self._held() | there}
             for file in self._local.iterdir():
                 if file.name.removesuffix(".erofs") not in wanted:
                     file.unlink(missing_ok=True)
-        return gone
+
+    def held(self) -> set[str]:
+        """All that is used or mounted here, or is about to be."""
+        with self._exclusive():
+            return self._held()
+
+    def _held(self) -> set[str]:
+        self._rediscover()
+        return {*self.uses(), *self._mounted}.union(*self._coming)
 
     def while_unused(self, digest: str, action: Callable[[], None]) -> set[str]:
         """Unless somebody uses the layer, unmount it and do `action` before anybody can acquire it. Returns its owners."""
@@ -175,19 +212,24 @@ class NodeLayers:
         if (target := self._mounted.get(digest)) is not None:
             return target
         if not fetched:  # it was mounted when we looked, and another process has unmounted it since
-            self._fetch(digest)
+            self._fetch([digest])
         target = self._target(digest)
         target.mkdir(exist_ok=True, mode=0o700)
-        mount = partial(mount_erofs, self._local_copy(digest), [self._store.folder(digest) / DATA], target)
+        mount = partial(mount_erofs, self._local_copy(digest), self._devices(digest), target)
         # a mount that comes after the deadline has no owner: the next sweep finds and unmounts it
         self._with_store(digest, mount)
         self._mounted[digest] = target
         return target
 
-    def _fetch(self, digest: str) -> None:
+    def _fetch(self, digests: Sequence[str]) -> None:
         """Bring the metadata here and see that the data is there, before anybody is made to wait for it."""
         self._local.mkdir(parents=True, exist_ok=True, mode=0o700)
-        self._with_store(digest, partial(self._verify, digest))
+        self._with_store(digests[0], partial(self._bring, digests))
+
+    def _bring(self, digests: Sequence[str]) -> None:
+        """The store answers one question as fast as several."""
+        self.holding.hold(digests)
+        at_once([partial(self._verify, digest) for digest in digests], _AT_ONCE)
 
     def _with_store(self, digest: str, action: Callable[[], None]) -> None:
         try:
@@ -197,13 +239,23 @@ class NodeLayers:
 
     def _verify(self, digest: str) -> None:
         manifest = self._store.manifest(digest)
-        data = self._store.folder(digest) / DATA
         try:
             self._copy_metadata(manifest)
-            if (size := data.stat().st_size) != manifest.identity.data.size:
-                raise ValueError(f"its data has {size} bytes instead of {manifest.identity.data.size}")
+            for use in manifest.identity.packs:
+                if (flaw := self._store.packs.flaw(use)) is not None:
+                    raise ValueError(flaw)
+            blob = manifest.identity.data
+            if blob is not None and (size := (self._store.folder(digest) / DATA).stat().st_size) != blob.size:
+                raise ValueError(f"its data has {size} bytes instead of {blob.size}")
         except (OSError, ValueError) as error:
             raise lost(manifest.name, digest, str(error)) from error
+
+    def _devices(self, digest: str) -> list[Path]:
+        """Where the contents that the metadata refers to are read from, in the order of its device table."""
+        identity = self._store.manifest(digest).identity
+        if identity.data is not None:
+            return [self._store.folder(digest) / DATA]
+        return [self._store.packs.data(use.digest) for use in identity.packs]
 
     def _copy_metadata(self, manifest: Manifest) -> None:
         """The local copy is made, or made anew where it is damaged."""

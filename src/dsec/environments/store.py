@@ -1,7 +1,12 @@
 """The store of layers: files on any POSIX mount, shared by many nodes or local to one. No kernel object is made here.
 
-    layers/<hex>/manifest.json, metadata.erofs, data.blob     published by one rename, then never written again
-    tags/<name, '/' as '%'>/<tag>                             the digest that the tag means now
+    layers/<hex>/manifest.json, metadata.erofs, extents.bin   published by one rename, then never written again
+    packs/<hex>.data, <hex>.index                             the contents of files (see dsec.environments.packs)
+    tags/<name, '/' as '%'>/<tag>                             what the tag means now, and what it meant
+    imports/<hex>                                             the layer that an image's layer with that tar digest became
+    traces/<hex>.json                                         what was read of a layer, in what order
+    holders/<node>/                                           the layers that a node uses
+    condemned/                                                what a collection of garbage found unused, and since when
     building/                                                 leased folders of builds under way
 
 Node-local caches of manifests are safe, as a digest means the same for ever; tags are read each time.
@@ -18,36 +23,46 @@ import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
-import msgspec
-
+from dsec.environments.condemned import Condemned
 from dsec.environments.durable import digest_file, sync_file, sync_folder, write_durably
 from dsec.environments.leases import LeasedFolders
-from dsec.environments.manifest import Identity, Manifest, decode_manifest, identity_digest
-from dsec.environments.names import DEFAULT_TAG, Reference, check_digest
+from dsec.environments.manifest import FileDigest, Manifest, decode_manifest, encode_manifest
+from dsec.environments.names import Reference
+from dsec.environments.packs.shelf import PackShelf
+from dsec.environments.tags import Tags
 from libdsec.errors import NotFound, SandboxFailed
 
-__all__ = ["DATA", "MANIFEST", "METADATA", "LayerStore"]
+__all__ = ["DATA", "EXTENTS", "MANIFEST", "METADATA", "LayerStore", "lost"]
 
-MANIFEST, METADATA, DATA = "manifest.json", "metadata.erofs", "data.blob"
+MANIFEST, METADATA, EXTENTS, DATA = "manifest.json", "metadata.erofs", "extents.bin", "data.blob"
 
 
 class LayerStore:
-    """Layers and tags below `root`."""
+    """What is below `root`."""
 
     def __init__(self, root: Path) -> None:
         self.root = root
         self.building = LeasedFolders(root / "building")
+        self.packs = PackShelf(root / "packs")
+        self.tags = Tags(root / "tags", root / "tags.lock", self.building)
+        self.condemned = Condemned(root / "condemned")
         self._manifests: dict[str, Manifest] = {}
 
     def prepare(self) -> None:
         """Make the folders. Readable by root alone: layers hold other people's set-uid files."""
-        for folder in (self.root, self.root / "layers", self.root / "tags", self.building.root):
-            folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        for name in ("", "layers", "packs", "tags", "imports", "traces", "holders", "condemned", "building"):
+            (self.root / name).mkdir(parents=True, exist_ok=True, mode=0o700)
 
     @contextlib.contextmanager
     def settled(self, *, exclusive: bool) -> Iterator[None]:
-        """Publishing and naming a layer is one step to whoever removes layers: builds share this lock, removals have it alone."""
-        fd = os.open(self.root / "publish.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        """Publishing and naming a layer is one step to whoever removes layers: who refers shares this lock, removals have it alone."""
+        path = self.root / "publish.lock"
+        try:
+            fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        except OSError as error:
+            if exclusive or error.errno not in (errno.EROFS, errno.EACCES, errno.EPERM):
+                raise
+            fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         try:
             fcntl.flock(fd, fcntl.LOCK_EX if exclusive else fcntl.LOCK_SH)
             yield
@@ -58,54 +73,31 @@ class LayerStore:
         """Where the layer's files are."""
         return self.root / "layers" / digest.removeprefix("sha256:")
 
-    # -- tags ----------------------------------------------------------------------------------------------------------------------------
-
-    def _tag_folder(self, name: str) -> Path:
-        return self.root / "tags" / name.replace("/", "%")
+    # -- names ---------------------------------------------------------------------------------------------------------------------------
 
     def digest_of(self, reference: Reference, *, field: str = "environment") -> str:
-        """What the reference means now. NotFound if there is no such tag or layer."""
-        if reference.digest is not None:
-            if not self.folder(reference.digest).is_dir():
-                raise NotFound(f"{field}: no layer {reference.digest} is in the store", field=field)
-            return reference.digest
-        try:
-            text = (self._tag_folder(reference.name) / str(reference.tag)).read_text()
-        except (FileNotFoundError, NotADirectoryError):
-            raise NotFound(f"{field}: no environment named {reference.name!r} with tag {reference.tag!r}", field=field) from None
-        return check_digest(text.strip(), field=field)
+        """What the reference means now. NotFound if there is no such tag or layer; SandboxFailed(cause="store-lost") for a damaged tag."""
+        if reference.digest is None:
+            return self.tags.history(reference, field=field)[-1].digest
+        if not self.folder(reference.digest).is_dir():
+            raise NotFound(f"{field}: no layer {reference.digest} is in the store", field=field)
+        return reference.digest
 
     def set_tag(self, reference: Reference, digest: str) -> None:
-        """Let the tag mean `digest` from now on."""
-        folder = self._tag_folder(reference.name)
-        with self.building.lease() as aside:
-            while True:
-                folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-                with contextlib.suppress(FileNotFoundError):  # remove_tag took the empty folder in between
-                    write_durably(folder / (reference.tag or DEFAULT_TAG), digest.encode() + b"\n", aside=aside)
-                    break
-        sync_folder(folder.parent)
+        """Let the tag mean a layer that is here. The caller holds `settled`, since before it made sure that the layer is here."""
+        self.refer(digest)
+        self.tags.put(reference, digest)
 
-    def remove_tag(self, reference: Reference) -> bool:
-        """False if it was not there (any more)."""
-        folder = self._tag_folder(reference.name)
-        try:
-            (folder / str(reference.tag)).unlink()
-        except (FileNotFoundError, NotADirectoryError):
-            return False
-        with contextlib.suppress(OSError):
-            folder.rmdir()
-        return True
-
-    def tags(self) -> Iterator[tuple[Reference, str]]:
-        """All tags and what they mean, by name. Those that vanish meanwhile are left out."""
-        with contextlib.suppress(FileNotFoundError):
-            for folder in sorted((self.root / "tags").iterdir()):
-                name = folder.name.replace("%", "/")
-                with contextlib.suppress(FileNotFoundError, NotADirectoryError):
-                    for file in sorted(folder.iterdir()):
-                        with contextlib.suppress(FileNotFoundError):
-                            yield Reference(name, tag=file.name), file.read_text().strip()
+    def refer(self, digest: str) -> None:
+        """Something will refer to the layer: no removal under way may take it, nor what it needs. The caller holds `settled`."""
+        if not self.condemned.any():
+            return
+        manifest = self.manifest(digest)
+        self.condemned.pardon("layer", digest)
+        for use in manifest.identity.packs:
+            self.condemned.pardon("pack", use.digest)
+        for below in manifest.identity.below:
+            self.refer(below)
 
     # -- layers --------------------------------------------------------------------------------------------------------------------------
 
@@ -120,18 +112,20 @@ class LayerStore:
         self._manifests[digest] = manifest
         return manifest
 
-    def publish(
-        self, folder: Path, identity: Identity, *, name: str, source: str, created_at: float, provenance: dict[str, str]
-    ) -> Manifest:
-        """Make the layer in `folder` (on the store's file system, holding the metadata and the data) visible, durably.
+    def publish(self, folder: Path, manifest: Manifest) -> Manifest:
+        """Make the layer in `folder` (on the store's file system, holding the metadata) visible, durably. The caller holds `settled`.
 
-        If the layer is there already it stays, unless its files are damaged: then the new ones take its place.
+        All its packs are here: else ContentsLost, and nothing is visible. If the layer is here already it stays, unless it is damaged.
         """
-        digest = identity_digest(identity)
-        manifest = Manifest(digest=digest, identity=identity, name=name, source=source, created_at=created_at, provenance=provenance)
-        for file in (METADATA, DATA):
-            sync_file(folder / file)
+        digest = manifest.digest
+        for file in sorted(folder.iterdir()):
+            sync_file(file)
         write_durably(folder / MANIFEST, encode_manifest(manifest), aside=folder)
+        with self.building.lease() as aside:
+            for use in manifest.identity.packs:
+                self.packs.require(use, aside=aside)
+        for below in manifest.identity.below:
+            self.manifest(below)
         target = self.folder(digest)
         self._manifests.pop(digest, None)
         try:
@@ -143,18 +137,21 @@ class LayerStore:
                 self._set_aside(digest)
                 folder.rename(target)
         sync_folder(target.parent)
-        return self.manifest(digest, name=name)
+        self.refer(digest)
+        return self.manifest(digest)
 
-    def damage(self, digest: str, *, data: bool = True) -> str | None:
-        """Read the whole layer (its `data` too) and say what is wrong with it; None if nothing is."""
+    def damage(self, digest: str, *, contents: bool = False) -> str | None:
+        """Say what is wrong with the layer, None if nothing is. With `contents` its packs' contents are read, too."""
         folder = self.folder(digest)
         try:
             identity = decode_manifest((folder / MANIFEST).read_bytes(), digest).identity
-            for file, expected in ((METADATA, identity.metadata), (DATA, identity.data)):
-                if (folder / file).stat().st_size != expected.size:
-                    return f"{file} has {(folder / file).stat().st_size} bytes instead of {expected.size}"
-                if (data or file is METADATA) and digest_file(folder / file) != expected:
-                    return f"{file} is not what its digest says"
+            if (flaw := _flaw(folder / METADATA, identity.metadata)) is not None:
+                return flaw
+            if identity.data is not None and (flaw := _flaw(folder / DATA, identity.data)) is not None:
+                return flaw
+            for use in identity.packs:
+                if (flaw := self.packs.flaw(use)) is not None:
+                    return flaw
         except (OSError, ValueError) as error:
             return str(error)
         return None
@@ -165,10 +162,14 @@ class LayerStore:
 
     def remove_layer(self, digest: str) -> None:
         """Take the layer away: at once for everybody who looks, then its bytes."""
-        self._manifests.pop(digest, None)
+        self.forget(digest)
         self._set_aside(digest)
         with contextlib.suppress(FileNotFoundError):
             sync_folder(self.root / "layers")
+
+    def forget(self, digest: str) -> None:
+        """Do not answer for the layer from memory any more."""
+        self._manifests.pop(digest, None)
 
     def layers(self) -> set[str]:
         """Digests of all published layers, tagged or not."""
@@ -182,9 +183,10 @@ class LayerStore:
         return shutil.disk_usage(self.root).free
 
 
-def encode_manifest(manifest: Manifest) -> bytes:
-    """Indented: people read it."""
-    return msgspec.json.format(msgspec.json.encode(manifest, order="deterministic"), indent=2) + b"\n"
+def _flaw(path: Path, expected: FileDigest) -> str | None:
+    if (size := path.stat().st_size) != expected.size:
+        return f"{path.name} has {size} bytes instead of {expected.size}"
+    return None if digest_file(path) == expected else f"{path.name} is not what its digest says"
 
 
 def lost(name: str, digest: str, why: str) -> SandboxFailed:

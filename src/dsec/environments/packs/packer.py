@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from pathlib import Path
 from typing import Final, TypeAlias
 
@@ -61,6 +61,7 @@ class Packer:
         self._entries: list[tuple[bytes, int]] = []
         self._own: dict[bytes, int] = {}
         self._borrowed: dict[Pack, dict[int, bytes]] = {}
+        self._shunned: frozenset[str] = frozenset()
         self._pending = bytearray()
         self._end = 0
         self._fd = -1
@@ -94,6 +95,18 @@ class Packer:
             for start, end in _runs(head, len(head), _FINE):
                 segments.append(self._segment(start, end - start, *self._keep(view[start:end])))
         return len(head), None, tuple(segments)
+
+    def store(self, pieces: Iterable[bytes], shun: Collection[str] = ()) -> tuple[Pack, int]:
+        """Take in one segment as it is, zeros too; returns its pack and first block. Packs whose digests are in `shun` are not used."""
+        shunned, self._shunned = self._shunned, frozenset(shun)
+        try:
+            run = _Run(self)
+            run.append(pieces)
+            run.close()
+        finally:
+            self._shunned = shunned
+        [segment] = run.segments
+        return segment.pack, segment.start
 
     def finish(self) -> Pack | None:
         """Make the pack whole and durable, still in the folder; None if nothing was new. Its digest is set in the segments' own `Pack`.
@@ -139,6 +152,8 @@ class Packer:
         if (start := self._own.get(digest)) is not None:
             return self._pack, start
         found = self._known.find(digest) if self._known is not None else []
+        if self._shunned:
+            found = [(pack, start) for pack, start in found if pack.digest not in self._shunned]
         for pack, start in found:
             if pack in self._borrowed:
                 self._borrowed[pack][start] = digest
@@ -269,6 +284,15 @@ class _Run:
             self.close(self.position + last)
         self.position += count
         del head[:count]
+
+    def append(self, pieces: Iterable[bytes]) -> None:
+        """Store all of it, without looking for zeros."""
+        self._open(self.position)
+        for piece in pieces:
+            with memoryview(piece) as view:
+                self._hash.update(view)
+                self._packer._append(view)
+            self.position += len(piece)
 
     def skip(self, count: int) -> None:
         """That many bytes are zero."""

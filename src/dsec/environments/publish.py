@@ -1,0 +1,87 @@
+"""From a tree whose contents are packed to a layer in the store, with its name: all at once, or nothing."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from dsec.environments.durable import digest_file, write_durably
+from dsec.environments.erofs import write_image
+from dsec.environments.extents import encode_extents, measure
+from dsec.environments.manifest import Configuration, Identity, Kind, Manifest, PackUse, identity_digest
+from dsec.environments.names import Reference
+from dsec.environments.store import EXTENTS, METADATA, LayerStore
+from dsec.environments.trees.model import Node, Pack
+
+__all__ = ["import_of", "publish_tree"]
+
+
+def publish_tree(
+    store: LayerStore,
+    root: Node,
+    *,
+    pack: Pack | None,
+    folder: Path,
+    kind: Kind,
+    source: str,
+    name: str = "",
+    reference: Reference | None = None,
+    imported: str | None = None,
+    configuration: Configuration | None = None,
+    provenance: Mapping[str, str] | None = None,
+    below: Sequence[str] = (),
+) -> Manifest:
+    """Write the image of `root`, bring in `pack` (what `Packer.finish` gave; its files are in `folder`) and publish the layer.
+
+    `folder` is the leased one of the build; several layers may be published from it, with one pack. `reference` is the tag that means the
+    layer from then on; `imported` is the digest (hex) of the tar that it was, by which `import_of` finds it again. A layer that has neither
+    goes with the next collection of garbage.
+
+    Raises ContentsLost if a pack that the tree refers to has gone: the caller builds again. ValueError for a tree that EROFS cannot hold.
+    """
+    draft = folder / f"layer-{secrets.token_hex(4)}"
+    draft.mkdir(mode=0o700)
+    packs = write_image(root, draft / METADATA)
+    extents, contents = measure(root, packs, pack.digest if pack is not None else None)
+    (draft / EXTENTS).write_bytes(encode_extents(extents))
+    identity = Identity(
+        kind=kind,
+        metadata=digest_file(draft / METADATA),
+        packs=[PackUse(digest=each.digest, size=each.size) for each in packs],
+        configuration=configuration if configuration is not None else Configuration(),
+        below=list(below),
+    )
+    manifest = Manifest(
+        digest=identity_digest(identity),
+        identity=identity,
+        name=name or (reference.name if reference is not None else ""),
+        source=source,
+        created_at=time.time(),
+        provenance=dict(provenance or {}),
+        contents=contents,
+    )
+    with store.settled(exclusive=False):
+        if pack is not None and pack in packs:
+            with store.building.lease() as aside:
+                store.packs.place(folder, pack, aside=aside)
+        published = store.publish(draft, manifest)
+        if imported is not None:
+            write_durably(store.root / "imports" / imported.removeprefix("sha256:"), published.digest.encode() + b"\n", aside=folder)
+        if reference is not None:
+            store.set_tag(reference, published.digest)
+    return published
+
+
+def import_of(store: LayerStore, tar_digest: str) -> str | None:
+    """The layer that a tar with this digest (hex) became earlier, if it is still there whole; it stays for some time after this."""
+    entry = store.root / "imports" / tar_digest.removeprefix("sha256:")
+    with contextlib.suppress(OSError):
+        digest = entry.read_text().strip()
+        if store.folder(digest).is_dir() and store.damage(digest) is None:
+            os.utime(entry)
+            return digest
+    return None
