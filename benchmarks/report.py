@@ -21,8 +21,15 @@ MEASURES = {
     "p99_ms": "p99 ms",
     "per_s": "per s",
     "mb_per_s": "MB/s",
+    "wall_s": "wall s",
+    "synced_s": "to disk s",
+    "cpu_s": "CPU s",
+    "peak_rss_mb": "peak MB",
+    "written_mb": "written MB",
+    "stored_mb": "stored MB",
     "failures": "failed",
 }
+"""Columns of the table; those that a document has nothing for are left out."""
 
 
 def rows(document: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
@@ -51,11 +58,13 @@ def rows(document: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
 def _measures(document: dict[str, Any]) -> Table:
     table = Table(box=None, pad_edge=False, header_style="bold")
     table.add_column("")
-    for name in MEASURES.values():
-        table.add_column(name, justify="right")
-    for name, value in rows(document):
-        if "absent" not in value:
-            table.add_row(name.replace("_", " "), *(f"{value[measure]:,}" if measure in value else "" for measure in MEASURES))
+    measured = [(name, value) for name, value in rows(document) if "absent" not in value]
+    columns = [measure for measure in MEASURES if any(isinstance(value.get(measure), (int, float)) for _, value in measured)]
+    for measure in columns:
+        table.add_column(MEASURES[measure], justify="right")
+    for name, value in measured:
+        cells = (value.get(measure) for measure in columns)
+        table.add_row(name.replace("_", " "), *(f"{cell:,}" if isinstance(cell, (int, float)) else "" for cell in cells))
     return table
 
 
