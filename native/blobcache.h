@@ -114,6 +114,8 @@ extern int fuse_fd;
 int fetch_start(struct disk *disk);
 void fetch_read(const struct fuse_call *call);
 void fetch_lookup(const struct fuse_call *call, const uint8_t digest[DIGEST]);
+/* The size of a pack, by somebody who has seen it: the store need not be asked. With the lock. */
+void fetch_know(const uint8_t digest[DIGEST], int64_t size);
 void fetch_interrupt(uint64_t unique);
 /* By node id, or NULL. */
 struct pack *node_pack(uint64_t node);
@@ -152,7 +154,7 @@ void seen_touch(uint32_t node, uint32_t chunk);
 /* A reader is about to be told that its read failed. It still waits, so its cgroup, which names the sandbox, can be read. */
 void seen_failure(const struct request *r, int error, const char *reason);
 /* The answer to one line of the control socket, as JSON; takes the lock itself. */
-void seen_answer(const char *line, FILE *out);
+void seen_answer(char *line, FILE *out);
 
 int control_listen(const char *path);
 int control_start(int listener);

@@ -529,6 +529,12 @@ void fetch_read(const struct fuse_call *call) {
     locals_do(local);
 }
 
+void fetch_know(const uint8_t digest[DIGEST], int64_t size) {
+    struct pack *p = node_pack(node_for(digest));
+    if (p && !p->lookups)
+        p->size = size;
+}
+
 void fetch_lookup(const struct fuse_call *call, const uint8_t digest[DIGEST]) {
     pthread_mutex_lock(&lock);
     uint32_t node = node_for(digest);

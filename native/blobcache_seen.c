@@ -212,7 +212,22 @@ static void put_trace(FILE *out, const char *only) {
     free(pieces);
 }
 
-void seen_answer(const char *line, FILE *out) {
+/* `HEX.data SIZE ...` */
+static void know(char *words, FILE *out) {
+    int known = 0;
+    for (char *rest = words, *name; (name = strsep(&rest, " ")) && rest;) {
+        char *size = strsep(&rest, " ");
+        uint8_t digest[DIGEST];
+        int64_t bytes = strtoll(size, NULL, 10);
+        if (pack_name_parse(name, digest) == 0 && bytes > 0) {
+            fetch_know(digest, bytes);
+            known++;
+        }
+    }
+    fprintf(out, "{\"known\":%d}\n", known);
+}
+
+void seen_answer(char *line, FILE *out) {
     pthread_mutex_lock(&tables);
     if (strcmp(line, "status") == 0)
         put_status(out);
@@ -220,9 +235,11 @@ void seen_answer(const char *line, FILE *out) {
         put_packs(out);
     else if (strncmp(line, "events ", 7) == 0)
         put_events(out, strtoull(line + 7, NULL, 10));
+    else if (strncmp(line, "know ", 5) == 0)
+        know(line + 5, out);
     else if (strncmp(line, "trace", 5) == 0)
         put_trace(out, line + 5);
     else
-        fputs("{\"error\":\"status, packs, events AFTER, trace [PACK...]\"}\n", out);
+        fputs("{\"error\":\"status, packs, events AFTER, know NAME SIZE..., trace [PACK...]\"}\n", out);
     pthread_mutex_unlock(&tables);
 }

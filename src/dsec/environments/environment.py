@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
+from dsec.environments.blobcache import PackAccess, StoreSettings
 from dsec.environments.leases import LeasedFolders
 from dsec.environments.manifest import KINDS, Configuration, Kind, Manifest
 from dsec.environments.names import Reference, check_digest, parse_reference
@@ -52,11 +53,20 @@ class EnvironmentStore:
     `acquire` of a layer never seen copies its metadata and mounts it; all else is quick. Layers already mounted cost no call to the store.
     """
 
-    def __init__(self, state: Path, run: Path, store: Path | None = None, *, store_deadline_seconds: float = 30.0) -> None:
+    def __init__(
+        self,
+        state: Path,
+        run: Path,
+        store: Path | None = None,
+        *,
+        store_deadline_seconds: float = 30.0,
+        settings: StoreSettings | None = None,
+    ) -> None:
         self.state, self.run = Path(state), Path(run)
         self.layers = LayerStore(Path(store) if store is not None else self.state / "store")
         self.staging = LeasedFolders(self.state / "staging")
-        self.node = NodeLayers(self.state, self.run, self.layers, self.staging, store_deadline_seconds=store_deadline_seconds)
+        self.access = PackAccess(self.state, self.run, self.layers.packs.folder, settings or StoreSettings())
+        self.node = NodeLayers(self.state, self.run, self.layers, self.staging, self.access, store_deadline_seconds=store_deadline_seconds)
 
     # -- for sandboxes -------------------------------------------------------------------------------------------------------------------
 

@@ -21,6 +21,7 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 
+from dsec.environments.blobcache import PackAccess
 from dsec.environments.deadlines import within
 from dsec.environments.durable import copy_verified, digest_file
 from dsec.environments.holders import Holding
@@ -28,6 +29,7 @@ from dsec.environments.leases import LeasedFolders
 from dsec.environments.manifest import Manifest
 from dsec.environments.names import check_owner
 from dsec.environments.parallel import at_once
+from dsec.environments.readahead import reading_ahead
 from dsec.environments.store import DATA, METADATA, LayerStore, lost
 from dsec.kernel.erofs import mount_erofs, mounted_image
 from dsec.kernel.mountinfo import mounts_below
@@ -43,13 +45,16 @@ _AT_ONCE = 8
 class NodeLayers:
     """Mounts of layers below `run`, shared by all sandboxes of the node. Thread-safe; several processes may work on one `run`."""
 
-    def __init__(self, state: Path, run: Path, store: LayerStore, staging: LeasedFolders, *, store_deadline_seconds: float) -> None:
+    def __init__(
+        self, state: Path, run: Path, store: LayerStore, staging: LeasedFolders, access: PackAccess, *, store_deadline_seconds: float
+    ) -> None:
         self._local = state / "layers"
         self._mounts = run / "layers"
         self._owners = run / "owners"
         self._lock_path = run / "layers.lock"
         self._store = store
         self._staging = staging
+        self._access = access
         self._deadline = store_deadline_seconds
         self._lock = threading.RLock()
         self._mounted: dict[str, Path] = {}
@@ -151,6 +156,22 @@ class NodeLayers:
         self._rediscover()
         return {*self.uses(), *self._mounted}.union(*self._coming)
 
+    def renew(self) -> None:
+        """The server of packs is dead, and with it every mount that reads through it: they go, and the next ones are made anew."""
+        with self._exclusive():
+            self._rediscover()
+            for target in self._mounted.values():
+                unmount(target, lazy=True)
+            self._mounted.clear()
+            self._access.end(lazy=True)
+
+    def close(self) -> None:
+        """End the server of packs, unless something is mounted still."""
+        with self._exclusive():
+            self._rediscover()
+            if not self._mounted:
+                self._access.end()
+
     def while_unused(self, digest: str, action: Callable[[], None]) -> set[str]:
         """Unless somebody uses the layer, unmount it and do `action` before anybody can acquire it. Returns its owners."""
         with self._exclusive():
@@ -215,9 +236,10 @@ class NodeLayers:
             self._fetch([digest])
         target = self._target(digest)
         target.mkdir(exist_ok=True, mode=0o700)
-        mount = partial(mount_erofs, self._local_copy(digest), self._devices(digest), target)
+        mount = partial(mount_erofs, self._local_copy(digest), self._devices(digest), target, direct_io=self._access.past_cache)
         # a mount that comes after the deadline has no owner: the next sweep finds and unmounts it
-        self._with_store(digest, mount)
+        with reading_ahead("erofs") if self._access.direct else contextlib.nullcontext():
+            self._with_store(digest, mount)
         self._mounted[digest] = target
         return target
 
@@ -244,6 +266,7 @@ class NodeLayers:
             for use in manifest.identity.packs:
                 if (flaw := self._store.packs.flaw(use)) is not None:
                     raise ValueError(flaw)
+            self._access.expect(manifest.identity.packs)
             blob = manifest.identity.data
             if blob is not None and (size := (self._store.folder(digest) / DATA).stat().st_size) != blob.size:
                 raise ValueError(f"its data has {size} bytes instead of {blob.size}")
@@ -255,7 +278,7 @@ class NodeLayers:
         identity = self._store.manifest(digest).identity
         if identity.data is not None:
             return [self._store.folder(digest) / DATA]
-        return [self._store.packs.data(use.digest) for use in identity.packs]
+        return [self._access.device(use.digest) for use in identity.packs]
 
     def _copy_metadata(self, manifest: Manifest) -> None:
         """The local copy is made, or made anew where it is damaged."""

@@ -7,7 +7,7 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
-__all__ = ["Mount", "mount_at", "mounts_below", "parse_mountinfo"]
+__all__ = ["Mount", "mount_at", "mount_over", "mounts_below", "parse_mountinfo"]
 
 _ESCAPE = re.compile(rb"\\([0-7]{3})")
 
@@ -64,6 +64,15 @@ def mount_at(path: str | os.PathLike[str]) -> Mount | None:
     found = None
     for mount in _read():
         if mount.target == target:
+            found = mount
+    return found
+
+
+def mount_over(path: str) -> Mount | None:
+    """The mount that holds the absolute `path`, by the table alone: no call goes to a file system that may not answer."""
+    found: Mount | None = None
+    for mount in _read():
+        if (path + "/").startswith(mount.target.rstrip("/") + "/") and (found is None or len(mount.target) >= len(found.target)):
             found = mount
     return found
 

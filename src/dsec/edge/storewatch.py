@@ -1,0 +1,198 @@
+"""A store that stalls, vanishes or is damaged: it holds up nothing here, and the sandboxes that it fails are told.
+
+Whatever may wait for the store is asked in a pool kept for that, so that no other work of the edge ever queues behind it. Reads that the
+server of packs could not serve in time fail the sandbox whose read it was; where EROFS reads the store itself, the packs in use are looked
+at from time to time instead.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final, TypeVar
+
+import structlog
+
+from dsec.edge.events import Lost
+from dsec.environments.deadlines import within
+from libdsec.errors import DSecError, SandboxFailed
+
+if TYPE_CHECKING:
+    from dsec.edge.core import Core
+    from dsec.environments.blobcache import PackEvent, PackServerStatus
+
+__all__ = ["StoreWatch"]
+
+log = structlog.get_logger("dsec.edge")
+T = TypeVar("T")
+
+LOOK_SECONDS: Final = 0.5
+SLOW_LOOK_SECONDS: Final = 5.0
+DEAD_LOOKS: Final = 4
+THREADS: Final = 8
+
+
+@dataclass(frozen=True, slots=True)
+class _Loss:
+    """Reads of somebody fail. No `owners`: of everybody whose layers are read through the server."""
+
+    detail: str
+    owners: frozenset[str] | None
+
+
+class StoreWatch:
+    """`call` and `run_bounded` ask the store; `run` watches it and never ends."""
+
+    def __init__(self, core: Core) -> None:
+        self._core = core
+        self._access = core.environments.access
+        self._threads = ThreadPoolExecutor(THREADS, thread_name_prefix="dsec-store")
+        self._looker = ThreadPoolExecutor(1, thread_name_prefix="dsec-store-watch")
+        self._after = 0
+        self._silent = 0
+        self._looked_at = 0.0
+        self._failing_since: float | None = None
+        self.status: PackServerStatus | None = None
+        """As last seen; None where no server serves."""
+
+    def close(self) -> None:
+        """Ask nothing more. Threads that the store holds are left to it."""
+        self._threads.shutdown(wait=False, cancel_futures=True)
+        self._looker.shutdown(wait=False, cancel_futures=True)
+
+    # -- asking
+
+    async def call(self, function: Callable[..., T], *args: object) -> T:
+        """Do something that may wait for the store for ever. SandboxFailed(cause="store-lost") if it has not ended in time."""
+        patience = self._access.settings.patience_seconds
+
+        def ask() -> T:
+            try:
+                return within(patience, function.__name__, lambda: function(*args))
+            except TimeoutError as error:
+                raise SandboxFailed(str(error), cause="store-lost", ran="not-run") from None
+
+        return await self.run_bounded(ask)
+
+    async def run_bounded(self, function: Callable[..., T], *args: object) -> T:
+        """Do something that asks the store and keeps deadlines itself."""
+        return await asyncio.get_running_loop().run_in_executor(self._threads, lambda: function(*args))
+
+    # -- watching
+
+    async def run(self) -> None:
+        """Looks, until cancelled."""
+        loop = asyncio.get_running_loop()
+        while True:
+            await asyncio.sleep(LOOK_SECONDS)
+            try:
+                for loss in await loop.run_in_executor(self._looker, self._look):
+                    await self._fail(loss)
+            except Exception:
+                log.exception("a look at the store failed")
+
+    async def _fail(self, loss: _Loss) -> None:
+        core = self._core
+        owners = set(core.sandboxes) if loss.owners is None else loss.owners
+        for owner in sorted(owners):
+            sandbox = core.sandboxes.get(owner)
+            if sandbox is not None and sandbox.status.state not in ("stopping", "stopped", "failed"):
+                log.warning("a sandbox lost its store", sandbox_id=owner, detail=loss.detail)
+                core.apply(sandbox, Lost("store-lost", loss.detail))
+
+    def _look(self) -> list[_Loss]:
+        if self._access.direct:
+            if time.monotonic() - self._looked_at < SLOW_LOOK_SECONDS:
+                return []
+            losses = self._look_at_files()
+            self._looked_at = time.monotonic()
+            return losses
+        if not self._access.mounted():
+            self.status = None
+            return []
+        try:
+            self._after, events = self._access.events(self._after)
+            self.status = self._access.status()
+        except OSError as error:
+            return self._silence(error)
+        self._silent = 0
+        return [loss for event in events if (loss := self._judge(event)) is not None]
+
+    def _silence(self, error: OSError) -> list[_Loss]:
+        """A worker that was killed is replaced within a moment; only where its keeper died with it are its mounts dead."""
+        self._silent += 1
+        if self._silent < DEAD_LOOKS or isinstance(error, TimeoutError):
+            return []
+        self._silent = 0
+        self._after = 0
+        self.status = None
+        log.error("the server of packs is dead, its mounts are made anew", error=repr(error))
+        self._core.environments.node.renew()
+        return [_Loss("the server that reads the store for it died", None)]
+
+    def _judge(self, event: PackEvent) -> _Loss | None:
+        detail = f"the pack {event.pack[7:19]} could not be read: {event.reason}"
+        parts = [part for part in event.group.split("/") if part]
+        if not parts:
+            return _Loss(detail, frozenset(self._users([event.pack])))
+        return _Loss(detail, frozenset(parts))
+
+    def _users(self, packs: Iterable[str]) -> set[str]:
+        """Who uses a layer that needs one of `packs`."""
+        wanted, environments = set(packs), self._core.environments
+        users: set[str] = set()
+        for digest, owners in environments.node.uses().items():
+            with contextlib.suppress(DSecError, OSError, TimeoutError):
+                identity = within(LOOK_SECONDS * 4, digest, lambda digest=digest: environments.layers.manifest(digest)).identity  # type: ignore[misc]
+                if wanted & {use.digest for use in identity.packs}:
+                    users |= owners
+        return users
+
+    def _look_at_files(self) -> list[_Loss]:
+        """A pack that is shorter than it was is read as zeros by the kernel; a store that is away for too long is taken for lost."""
+        uses = self._core.environments.node.uses()
+        if not uses:
+            self._failing_since = None
+            return []
+        try:
+            flawed = within(SLOW_LOOK_SECONDS, "a look at its packs", lambda: self._flaws(uses))
+        except (OSError, DSecError) as error:
+            since = self._failing_since = self._failing_since or time.monotonic()
+            if time.monotonic() - since < self._access.settings.patience_seconds:
+                return []
+            return [_Loss(f"the store does not answer: {error}", frozenset(set().union(*uses.values())))]
+        self._failing_since = None
+        return flawed
+
+    def _flaws(self, uses: dict[str, set[str]]) -> list[_Loss]:
+        layers = self._core.environments.layers
+        # Its folder first: packs that cannot be seen because nothing is mounted there are not lost yet.
+        layers.packs.folder.stat()
+        losses: list[_Loss] = []
+        for digest, owners in uses.items():
+            for use in layers.manifest(digest).identity.packs:
+                # Of one that was removed the kernel still holds the bytes.
+                with contextlib.suppress(FileNotFoundError):
+                    if (size := layers.packs.data(use.digest).stat().st_size) < use.size:
+                        losses.append(_Loss(f"the pack {use.digest[7:19]} has {size} bytes instead of {use.size}", frozenset(owners)))
+        return losses
+
+    def metrics(self) -> dict[str, float]:
+        """Of the server of packs, as last seen; none where none serves."""
+        status = self.status
+        if status is None:
+            return {}
+        return {
+            "store_away_seconds": status.away_ms / 1000,
+            "store_reads_total": status.store_reads,
+            "store_read_bytes_total": status.store_bytes,
+            "store_errors_total": status.store_errors,
+            "packs_asked_bytes_total": status.asked_bytes,
+            "packs_cache_bytes": status.cache_bytes,
+            "packs_cached_bytes_total": status.disk_bytes,
+            "packs_waiting": status.waiting,
+        }
