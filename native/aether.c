@@ -60,7 +60,7 @@ static struct node *node_add(struct aether *a, struct node **list, enum what wha
         return NULL;
     *n = (struct node){.what = what, .fd = fd, .next = *list};
     *list = n;
-    if (fd >= 0)
+    if (fd >= 0 && events)
         watch(a, n, events);
     return n;
 }
@@ -480,44 +480,46 @@ static void route(struct aether *a, struct node *x, int kind, const char *id) {
     }
 }
 
-static void stranger_look(struct aether *a, struct node *x) {
+/* True while more of its request has to come. */
+static bool stranger_look(struct aether *a, struct node *x) {
     uint8_t buf[FRAME_HEADER + 8 + ID_MAX];
     char id[ID_MAX + 1];
     ssize_t n = recv(x->fd, buf, sizeof buf, MSG_PEEK | MSG_DONTWAIT);
     if (n < 0 && (errno == EAGAIN || errno == EINTR))
-        return;
+        return true;
     if (n <= 0)
-        return node_remove(a, &a->strangers, x, true);
+        return node_remove(a, &a->strangers, x, true), false;
     size_t length = n >= FRAME_HEADER ? (size_t)buf[4] | (size_t)buf[5] << 8 | (size_t)buf[6] << 16 | (size_t)buf[7] << 24 : 0;
     size_t needed = FRAME_HEADER + length < sizeof buf ? FRAME_HEADER + length : sizeof buf;
     if (n >= 1 && (buf[0] != FRAME_VERSION || length > FRAME_MAX)) {
         refuse(x->fd, "invalid_argument", 0, "malformed frame or another version of the channel");
-        return node_remove(a, &a->strangers, x, true);
+        return node_remove(a, &a->strangers, x, true), false;
     }
     if ((size_t)n < FRAME_HEADER || (size_t)n < needed)
-        return; /* edge triggered: more will wake us */
+        return true; /* edge triggered: more will wake us */
     int kind = buf[1];
     if (kind == K_HELLO)
-        return hello(a, x);
+        return hello(a, x), false;
     if (kind == K_STOP)
         stop(a, x->fd);
     route(a, x, kind, peek_id(buf, (size_t)n, id) ? id : NULL);
     node_remove(a, &a->strangers, x, true);
+    return false;
 }
 
-static void accept_all(struct aether *a) {
-    for (;;) {
-        int fd = accept4(a->s.listener, NULL, NULL, SOCK_CLOEXEC);
-        if (fd < 0)
-            return;
-        struct node *x = node_add(a, &a->strangers, STRANGER, fd, EPOLLIN | EPOLLET | EPOLLRDHUP);
-        if (!x) {
-            close(fd);
-            return;
-        }
-        x->since = now_ns(CLOCK_MONOTONIC);
-        stranger_look(a, x);
+/* One at a time: if more wait, the listener says so again. Mostly the request is there already. */
+static void accept_one(struct aether *a) {
+    int fd = accept4(a->s.listener, NULL, NULL, SOCK_CLOEXEC);
+    if (fd < 0)
+        return;
+    struct node *x = node_add(a, &a->strangers, STRANGER, fd, 0);
+    if (!x) {
+        close(fd);
+        return;
     }
+    x->since = now_ns(CLOCK_MONOTONIC);
+    if (stranger_look(a, x))
+        watch(a, x, EPOLLIN | EPOLLET | EPOLLRDHUP);
 }
 
 static void watcher_read(struct aether *a, struct node *w) {
@@ -531,10 +533,10 @@ static void watcher_read(struct aether *a, struct node *w) {
 
 static void handle(struct aether *a, struct node *n) {
     switch (n->what) {
-    case LISTENER: return accept_all(a);
+    case LISTENER: return accept_one(a);
     case CHILDREN: return children_reap(a);
     case WATCHER: return watcher_read(a, n);
-    case STRANGER: return stranger_look(a, n);
+    case STRANGER: stranger_look(a, n); return;
     case SESSION: session_notes(a, n); return;
     case SPARE: return spare_drop(a, n);
     }

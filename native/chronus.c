@@ -24,6 +24,8 @@ static int64_t next_wake(const struct chronus *c) {
     for (size_t i = 0; i < sizeof times / sizeof *times; i++)
         if (times[i] && times[i] < at)
             at = times[i];
+    if (c->start_untold && c->told_by < at)
+        at = c->told_by;
     for (int i = 0; i < 2 && c->current; i++)
         if (c->current->blocked_since[i] && c->current->blocked_since[i] + STALL_NS < at)
             at = c->current->blocked_since[i] + STALL_NS;
@@ -71,8 +73,15 @@ static void grace_over(struct chronus *c, int64_t now) {
         kill_tree(c);
 }
 
+static void start_tell(struct chronus *c) {
+    c->start_untold = false;
+    notify(c, CTL_STARTED);
+}
+
 static void clock_tick(struct chronus *c) {
     int64_t now = clock_now();
+    if (c->start_untold && now >= c->told_by)
+        start_tell(c);
     if (c->deadline && now >= c->deadline && !deadline_moves(c, &c->deadline, now)) {
         c->deadline = 0;
         c->kill_at = now + c->request.grace_ns;
@@ -229,6 +238,7 @@ static void serve(struct chronus *c) {
         clock_tick(c);
         shell_feed(c);
         sweep(c);
+        end_tell(c);
     }
 }
 
@@ -306,7 +316,11 @@ static bool session(struct sandbox *s, int ctl, int conn, const char *id, int gr
         inbox_free(&in);
         return !c.unfit;
     }
-    notify(&c, CTL_STARTED);
+    /* Who waits for nothing but its end hears of it by that. */
+    c.told_by = clock_now() + (c.background || c.request.live ? 0 : NEWS_NS);
+    c.start_untold = true;
+    if (c.told_by <= clock_now())
+        start_tell(&c);
     if (c.shell)
         shell_begin(&c, conn);
     else
@@ -324,7 +338,6 @@ void chronus_main(struct sandbox *s, int ctl, int conn, const char *id) {
     bool reused = false;
     int64_t spent = 0;
     prctl(PR_SET_NAME, "chronus");
-    signal(SIGPIPE, SIG_IGN);
     int group = session_group_make(s, pid);
     if (id)
         snprintf(next, sizeof next, "%s", id);

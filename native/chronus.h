@@ -15,6 +15,7 @@
 #define GREETING_NS (10 * 1000000000LL) /* how long a connection may take to say what it wants */
 #define MEMINFO_NS  (2 * 1000000000LL)  /* how old /proc/meminfo may be while something runs */
 #define EARLY_KEEPS (256 << 10)         /* of what a shell's background jobs write between two commands */
+#define NEWS_NS     (20 * 1000000LL)    /* what ends sooner than this is not worth a word to aether that it has begun */
 #define SHELL_KEEPS 256                 /* finished commands of a shell that nobody has acknowledged */
 
 /* A connection that has not said yet what it wants, or a RUN that waits for its turn. */
@@ -33,7 +34,9 @@ struct chronus {
     const char *id;
     int ctl, group;
     bool shell, background, over; /* over: the leader has gone */
-    bool close_wanted, unfit;     /* unfit: the group was killed or something stays in it, so this process takes no other session */
+    bool emptied;                 /* the group was seen empty after that: nothing enters it any more */
+    bool start_untold, end_untold;
+    bool close_wanted, unfit; /* unfit: the group was killed or something stays in it, so this process takes no other session */
     struct child child;
     struct op *ops, *current, *early; /* early: output of a shell between two commands, which the next one gets */
     struct stranger *strangers;
@@ -41,7 +44,7 @@ struct chronus {
     uint8_t *input; /* stdin not yet taken by the guest */
     size_t input_len, input_cap, input_owed;
     bool input_eof;
-    int64_t deadline, kill_at, drain_until;
+    int64_t deadline, kill_at, drain_until, told_by;
     int64_t unreaped_since; /* the leader has ended, but somebody traces it */
     int64_t frozen_before;  /* of the group's frozen time, what the deadline has in it */
     int64_t group_cpu_at_start, leader_cpu;
@@ -65,6 +68,7 @@ int kill_tree(struct chronus *c);
 /* Kills what is left, frees what was kept, tells aether, answers whoever asked for the end. */
 void session_forget(struct chronus *c);
 void session_over(struct chronus *c);
+void end_tell(struct chronus *c);
 /* True if there may be more at once. */
 bool drain_sources(struct chronus *c);
 void leader_finish(struct chronus *c);

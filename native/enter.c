@@ -15,30 +15,69 @@
 #include <sys/prctl.h>
 #include <sys/stat.h>
 #include <sys/syscall.h>
+#include <time.h>
 #include <unistd.h>
 
 #define ACCOUNTS_MAX (1 << 20)
 
-/* A small regular file of the image, as data; NULL if it is not that. */
-static char *image_file(int root, const char *path) {
+/* A small regular file of the image, as data; NULL if it is not that. `st` tells which file it was, and of when. */
+static char *image_file(int root, const char *path, struct stat *st) {
     struct open_how how = {.flags = O_RDONLY | O_NONBLOCK | O_NOCTTY | O_CLOEXEC,
                            .resolve = RESOLVE_IN_ROOT | RESOLVE_NO_MAGICLINKS | RESOLVE_NO_XDEV};
     int fd = (int)syscall(SYS_openat2, root, path, &how, sizeof how);
-    struct stat st;
     char *text = NULL;
+    *st = (struct stat){0};
     if (fd < 0)
         return NULL;
-    if (fstat(fd, &st) == 0 && S_ISREG(st.st_mode) && st.st_size <= ACCOUNTS_MAX && (text = malloc((size_t)st.st_size + 1))) {
-        ssize_t n = read(fd, text, (size_t)st.st_size);
+    if (fstat(fd, st) == 0 && S_ISREG(st->st_mode) && st->st_size <= ACCOUNTS_MAX && (text = malloc((size_t)st->st_size + 1))) {
+        ssize_t n = read(fd, text, (size_t)st->st_size);
         text[n > 0 ? n : 0] = 0;
     }
     close(fd);
     return text;
 }
 
+/* What was found last, and in which two files: the next command is mostly the same user's. */
+static struct {
+    bool known;
+    char wanted[128];
+    struct stat files[2];
+    struct user user;
+} last;
+
+static const char *const accounts[] = {"etc/passwd", "etc/group"};
+
+/* Whether the path still leads to the very same file, unchanged. It may lead anywhere: only what is found there is compared. */
+static bool file_stands(int root, const char *path, const struct stat *known) {
+    struct stat now;
+    return fstatat(root, path, &now, AT_SYMLINK_NOFOLLOW) == 0 && S_ISREG(now.st_mode) && now.st_dev == known->st_dev &&
+           now.st_ino == known->st_ino && now.st_size == known->st_size && now.st_ctim.tv_sec == known->st_ctim.tv_sec &&
+           now.st_ctim.tv_nsec == known->st_ctim.tv_nsec;
+}
+
+/* A file that was changed just before it was read might be changed again without a later time. */
+static bool files_stand(int root, const struct stat files[2], int64_t settled) {
+    for (int i = 0; i < 2; i++)
+        if (files[i].st_ctim.tv_sec >= settled || !file_stands(root, accounts[i], &files[i]))
+            return false;
+    return true;
+}
+
 int user_find(const struct sandbox *s, const char *wanted, struct user *u, struct trouble *t) {
-    char *passwd = image_file(s->root, "etc/passwd"), *groups = image_file(s->root, "etc/group");
+    if (last.known && strcmp(wanted, last.wanted) == 0 && files_stand(s->root, last.files, INT64_MAX)) {
+        *u = last.user;
+        return 0;
+    }
+    struct stat files[2];
+    char *passwd = image_file(s->root, accounts[0], &files[0]), *groups = image_file(s->root, accounts[1], &files[1]);
     int rc = user_parse(passwd, groups, wanted, s->spec.uid_count, u, t);
+    last.known = rc == 0 && passwd && groups && strlen(wanted) < sizeof last.wanted &&
+                 files_stand(s->root, files, now_ns(CLOCK_REALTIME) / 1000000000 - 1);
+    if (last.known) {
+        snprintf(last.wanted, sizeof last.wanted, "%s", wanted);
+        memcpy(last.files, files, sizeof files);
+        last.user = *u;
+    }
     free(passwd);
     free(groups);
     return rc;

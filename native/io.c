@@ -64,7 +64,7 @@ static int inbox_room(struct inbox *in) {
     return 0;
 }
 
-long inbox_fill(struct inbox *in, int sock, int *fd) {
+static long fill(struct inbox *in, int sock, int *fd, int flags) {
     if (inbox_room(in) < 0)
         return -1;
     union {
@@ -73,7 +73,7 @@ long inbox_fill(struct inbox *in, int sock, int *fd) {
     } control;
     struct iovec iov = {in->buf + in->len, in->cap - in->len};
     struct msghdr msg = {.msg_iov = &iov, .msg_iovlen = 1, .msg_control = control.bytes, .msg_controllen = sizeof control.bytes};
-    ssize_t n = recvmsg(sock, &msg, MSG_CMSG_CLOEXEC);
+    ssize_t n = recvmsg(sock, &msg, MSG_CMSG_CLOEXEC | flags);
     if (n <= 0)
         return n;
     for (struct cmsghdr *c = CMSG_FIRSTHDR(&msg); c; c = CMSG_NXTHDR(&msg, c)) {
@@ -93,6 +93,10 @@ long inbox_fill(struct inbox *in, int sock, int *fd) {
     return n;
 }
 
+long inbox_fill(struct inbox *in, int sock, int *fd) {
+    return fill(in, sock, fd, 0);
+}
+
 void inbox_free(struct inbox *in) {
     free(in->buf);
     *in = (struct inbox){0};
@@ -108,6 +112,15 @@ int recv_frame(int sock, struct inbox *in, struct frame *out, int timeout_ms) {
         }
         if (n > 0)
             return 0;
+        long got = fill(in, sock, NULL, MSG_DONTWAIT);
+        if (got > 0)
+            continue;
+        if (got == 0) {
+            errno = ECONNRESET;
+            return -1;
+        }
+        if (errno != EAGAIN && errno != EINTR)
+            return -1;
         int64_t left = timeout_ms < 0 ? -1 : (deadline - now_ns(CLOCK_MONOTONIC)) / 1000000;
         struct pollfd p = {.fd = sock, .events = POLLIN};
         if (timeout_ms >= 0 && left <= 0) {
@@ -115,15 +128,6 @@ int recv_frame(int sock, struct inbox *in, struct frame *out, int timeout_ms) {
             return -1;
         }
         if (poll(&p, 1, (int)left) < 0 && errno != EINTR)
-            return -1;
-        if (!p.revents)
-            continue;
-        long got = inbox_fill(in, sock, NULL);
-        if (got == 0) {
-            errno = ECONNRESET;
-            return -1;
-        }
-        if (got < 0 && errno != EAGAIN && errno != EINTR)
             return -1;
     }
 }

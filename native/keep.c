@@ -3,10 +3,35 @@
 
 #include <sys/mman.h>
 
+#define SPARES      4
+#define SPARE_BYTES (64 << 10)
+
+/* Spans of a stream that wrote little are used again: a command costs no change of our address space then. */
+static struct {
+    void *at;
+    size_t size;
+} spares[SPARES];
+
 /* Address space, not memory: pages come when they are written. */
 static void *reserve(size_t size) {
+    for (int i = 0; i < SPARES; i++)
+        if (spares[i].at && spares[i].size == size) {
+            void *at = spares[i].at;
+            spares[i].at = NULL;
+            return at;
+        }
     void *p = mmap(NULL, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     return p == MAP_FAILED ? NULL : p;
+}
+
+static void give_back(void *at, size_t size, bool small) {
+    for (int i = 0; small && i < SPARES; i++)
+        if (!spares[i].at) {
+            spares[i].at = at;
+            spares[i].size = size;
+            return;
+        }
+    munmap(at, size);
 }
 
 int keep_open(struct keep *k, size_t limit, size_t ring) {
@@ -21,10 +46,11 @@ int keep_open(struct keep *k, size_t limit, size_t ring) {
 }
 
 void keep_close(struct keep *k) {
+    bool small = k->total <= SPARE_BYTES;
     if (k->head)
-        munmap(k->head, k->head_size);
+        give_back(k->head, k->head_size, small);
     if (k->tail)
-        munmap(k->tail, k->tail_size);
+        give_back(k->tail, k->tail_size, small);
     *k = (struct keep){0};
 }
 

@@ -117,6 +117,15 @@ static void limits_raise(void) {
     }
 }
 
+/* What edge ignores (Python does SIGPIPE and SIGXFSZ) would be ignored by every command: none of our processes has a handler to reset. */
+static void signals_reset(void) {
+    struct sigaction plain = {.sa_handler = SIG_DFL};
+    for (int sig = 1; sig < NSIG; sig++)
+        if (sig != SIGKILL && sig != SIGSTOP)
+            sigaction(sig, &plain, NULL);
+    signal(SIGPIPE, SIG_IGN);
+}
+
 static void standard_streams_close(void) {
     int null = open("/dev/null", O_RDWR | O_CLOEXEC);
     for (int fd = 0; fd <= 2 && null >= 0; fd++)
@@ -195,7 +204,7 @@ int main(int argc, char **argv) {
         return die("cannot start"), 1;
     close_range(EDGE_SOCKET + 1, ~0U, 0);
     prctl(PR_SET_NAME, "dsec-launcher");
-    signal(SIGPIPE, SIG_IGN);
+    signals_reset();
     limits_raise();
     if (host_open_all(&host) < 0)
         return 1;

@@ -63,7 +63,7 @@ void op_end(struct chronus *c, struct op *op) {
     op->ended = true;
     op->wall_ns = clock_now() - op->started;
     /* The count is the sandbox's: a command that ended well while another was killed is not the one. */
-    op->oom = oom_kills(c->s) > op->oom_before && (op->signal || op->exit_code != 0);
+    op->oom = (op->signal || op->exit_code != 0) && oom_kills(c->s) > op->oom_before;
     if (c->current == op)
         c->current = NULL;
     op_push(op);
@@ -90,15 +90,23 @@ void leader_wait(struct chronus *c) {
     c->child.pid = -1;
 }
 
-void session_forget(struct chronus *c) {
-    if (!session_group_empty(c->group))
-        kill_tree(c);
-    leader_wait(c);
+/* Whether nothing is left of what was killed; it is waited for. */
+static bool group_drained(const struct chronus *c) {
     int64_t until = clock_now() + 1000000000;
-    while (!session_group_empty(c->group) && clock_now() < until)
+    bool empty;
+    while (!(empty = session_group_empty(c->group)) && clock_now() < until)
         poll(NULL, 0, 1);
-    if (!session_group_empty(c->group))
-        c->unfit = true;
+    return empty;
+}
+
+void session_forget(struct chronus *c) {
+    if (!c->emptied) {
+        if (!session_group_empty(c->group))
+            kill_tree(c);
+        leader_wait(c);
+        if (!group_drained(c))
+            c->unfit = true;
+    }
     int *fds[] = {&c->child.out, &c->child.err, &c->child.in, &c->child.status, &c->child.pidfd};
     for (size_t i = 0; i < sizeof fds / sizeof *fds; i++)
         close_fd(fds[i]);
@@ -138,6 +146,25 @@ void session_over(struct chronus *c) {
             x->waiting = false;
             close_fd(&x->sock);
         }
+    c->start_untold = false;
+    c->end_untold = true;
+    end_tell(c);
+}
+
+/* True while somebody has the result in hand who has not said yet that it is recorded. */
+static bool result_in_hand(const struct chronus *c) {
+    for (const struct op *op = c->ops; op; op = op->next)
+        for (const struct reader *r = op->readers; r; r = r->next)
+            if (r->exited_sent && !r->pending.len && !r->dead)
+                return true;
+    return false;
+}
+
+/* A command's end is no news where its result has just gone out: unless whoever has it leaves without having recorded it. */
+void end_tell(struct chronus *c) {
+    if (!c->end_untold || (!c->shell && result_in_hand(c)))
+        return;
+    c->end_untold = false;
     notify(c, CTL_ENDED);
 }
 
@@ -176,11 +203,10 @@ bool sources_open(const struct chronus *c) {
 /* The leader is reaped and its output drained, or given up on: whatever it left behind dies now. */
 void leader_finish(struct chronus *c) {
     struct op *op = c->current;
-    if (!session_group_empty(c->group)) {
+    c->emptied = session_group_empty(c->group);
+    if (!c->emptied) {
         kill_tree(c);
-        int64_t until = clock_now() + 1000000000;
-        while (!session_group_empty(c->group) && clock_now() < until)
-            poll(NULL, 0, 1);
+        group_drained(c);
         if (op) {
             int64_t cpu = group_cpu_ns(c->group) - c->group_cpu_at_start;
             if (cpu > op->cpu_ns)

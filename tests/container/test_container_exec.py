@@ -47,6 +47,18 @@ async def test_many_commands_at_once_keep_their_outputs_apart(box):
     assert [(int(result.stdout), result.exit_code) for result in results] == [(number, number % 3) for number in range(24)]
 
 
+async def test_the_end_of_a_command_is_told_only_where_nobody_took_its_result(boxes, until):
+    box = await boxes()
+    for number in range(3):
+        await box.channel.exec(f"op-taken-{number}", ExecRequest(argv=["true"]))
+        await box.channel.acknowledge(f"op-taken-{number}", f"op-taken-{number}")
+    await box.channel.exec("op-left", ExecRequest(argv=["true"]))
+    assert boxes.kinds(box.spec.sandbox_id) == []
+    box.channel._results.pop("op-left").close()
+    await until(lambda: boxes.kinds(box.spec.sandbox_id) == ["session-ended"])
+    assert (await box.channel.wait("op-left")).exit_code == 0
+
+
 async def test_an_op_id_runs_once_and_its_result_can_be_fetched_again(box):
     first = await box.channel.exec("op-x", ExecRequest(shell="echo once"))
     with pytest.raises(Conflict):
@@ -189,6 +201,17 @@ async def test_the_environment_merges_and_the_request_wins(boxes):
 async def test_cwd_and_user_as_asked(box):
     assert await box.out("pwd; id -u; id -g; id -G; echo $HOME", cwd="/tmp", user="guest") == "/tmp\n1000\n1000\n1000 1001\n/home/guest\n"
     assert await box.out("id -u; id -g", user="1000:1001") == "1000\n1001\n"
+
+
+async def test_accounts_that_change_between_two_commands_are_looked_up_anew(box):
+    """Also those of the same length, changed in place, back and forth, and through a link put in their place."""
+    for uid in (1000, 1234, 1000, 4321):
+        await box.out(f"sed -i 's/^guest:x:[0-9]*:/guest:x:{uid}:/' /etc/passwd")
+        assert [await box.out("id -u", user="guest") for _ in range(3)] == [f"{uid}\n"] * 3
+    await box.out("cp /etc/passwd /etc/other && sed -i 's/^guest:x:[0-9]*:/guest:x:1555:/' /etc/other && ln -sf other /etc/passwd")
+    assert await box.out("id -u", user="guest") == "1555\n"
+    await box.out("sed -i 's/^guest:x:[0-9]*:/guest:x:1556:/' /etc/other")
+    assert await box.out("id -u", user="guest") == "1556\n"
 
 
 async def test_the_sandboxes_own_defaults_hold(boxes):

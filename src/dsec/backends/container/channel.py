@@ -58,9 +58,10 @@ class ContainerChannel:
     async def _request(self, kind: int, payload: bytes, *, fds: bool = False) -> RequestConversation:
         """A conversation whose first frame was sent; the caller reads the answer and closes it."""
         self._require_open()
-        conversation = RequestConversation(self._loop, await connect(self._path), self._path, fds=fds)
+        conversation = RequestConversation(
+            self._loop, await connect(self._path), self._path, fds=fds, first=encode_frame(kind, payload)
+        )
         self._open.add(conversation)
-        conversation.send(encode_frame(kind, payload))
         return conversation
 
     async def _ask(self, kind: int, payload: bytes, expect: int = wire.OK) -> Fields:
@@ -83,11 +84,11 @@ class ContainerChannel:
         stdin: bytes | None = None,
     ) -> ExecResult:
         self._require_open()
+        frame = encode_frame(kind, payload)
         sock = await connect(self._path)
-        conversation = CommandConversation(self._loop, sock, self._path, op_id, limit_seconds=limit_seconds, stdin=stdin)
+        conversation = CommandConversation(self._loop, sock, self._path, op_id, limit_seconds=limit_seconds, stdin=stdin, first=frame)
         self._open.add(conversation)
         try:
-            conversation.send(encode_frame(kind, payload))
             result = await conversation.result
         except BaseException:
             conversation.close()

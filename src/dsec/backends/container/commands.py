@@ -49,8 +49,9 @@ class CommandConversation(Conversation):
         *,
         limit_seconds: float | None,
         stdin: bytes | None = None,
+        first: bytes = b"",
     ) -> None:
-        super().__init__(loop, sock, path)
+        super().__init__(loop, sock, path, first=first)
         self._op_id = op_id
         self._output = Output()
         self._stdin = memoryview(stdin) if stdin is not None else None

@@ -64,12 +64,15 @@ class Conversation:
     """Base of all conversations. Subclasses get each frame in `_frame` and the end in `_lost`; both run in the event loop.
 
     `fds` says whether descriptors may come along; they pile up in `received_fds` until somebody takes them, and are closed at the end.
+    `first` is sent before anything else is done, so that aether finds it as soon as it has accepted.
     """
 
     answer_seconds: ClassVar[float] = 30.0
     """An aether that is alive answers in milliseconds; one that has not by then is taken for dead."""
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, sock: socket.socket, path: str, *, fds: bool = False) -> None:
+    def __init__(
+        self, loop: asyncio.AbstractEventLoop, sock: socket.socket, path: str, *, fds: bool = False, first: bytes = b""
+    ) -> None:
         self._loop = loop
         self._sock = sock
         self._fd = sock.fileno()
@@ -83,6 +86,8 @@ class Conversation:
         self.received_fds: list[int] = []
         self.closed = False
         self._judging: asyncio.Task[None] | None = None
+        if first:
+            self.send(first)
         loop.add_reader(self._fd, self._readable)
 
     def _frame(self, frame: Frame) -> None:
@@ -216,8 +221,10 @@ class Conversation:
 class RequestConversation(Conversation):
     """A conversation read frame by frame. The queue is bounded: a peer that sends more than is read waits in its own send."""
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, sock: socket.socket, path: str, *, fds: bool = False) -> None:
-        super().__init__(loop, sock, path, fds=fds)
+    def __init__(
+        self, loop: asyncio.AbstractEventLoop, sock: socket.socket, path: str, *, fds: bool = False, first: bytes = b""
+    ) -> None:
+        super().__init__(loop, sock, path, fds=fds, first=first)
         self._frames: deque[Frame] = deque()
         self._waiter: asyncio.Future[None] | None = None
         self._error: DSecError | None = None
@@ -292,9 +299,8 @@ async def lives(path: str) -> bool:
         sock = await connect(path)
     except DSecError:
         return False
-    proof = _Proof(asyncio.get_running_loop(), sock, path)
+    proof = _Proof(asyncio.get_running_loop(), sock, path, first=encode_frame(wire.HELLO))
     try:
-        proof.send(encode_frame(wire.HELLO))
         return (await proof.next(seconds=PROOF_SECONDS))[0] == wire.READY
     except DSecError:
         return False
