@@ -14,10 +14,13 @@ An inode is followed by its xattrs, then by what its layout asks for:
 
 - FLAT_INLINE: the end of the content, which must not cross a block. Whole blocks before it lie at `address`.
 - FLAT_PLAIN: nothing; the content lies at `address`, in one piece.
-- CHUNKED: an address of 4 bytes for each chunk; NULL is a hole. A chunk is 2^n blocks, n chosen for each inode.
+- CHUNKED: from a multiple of 8 an index for each chunk, with a device and a block in it; the address NULL is a hole. A chunk is 2^n
+  blocks, n chosen for each inode, so that a file in one piece needs one index.
 
-Addresses are block numbers in one space: first the image itself, then pack after pack (`mapped` in the device slots). So a file that
-lies in one piece in any pack costs its inode of 64 bytes and nothing more, where a chunk with a device number would cost 32 bytes again.
+The format could also map all packs into one space of addresses (`mapped` in the device slots), and a file in one piece would need no index.
+But when the kernel (seen: 6.18) reads plain files that way, it compares addresses of that space with offsets in a pack to see whether two
+reads follow each other. At best no two reads are joined, at worst two chunks are that do not belong together, and a file shows the bytes
+of another.
 
 A folder is a row of blocks; each has its entries of 12 bytes first, then the names that they point to, in bytes' order over the whole
 folder, `.` and `..` among them. The kernel finds a name by two binary searches.
@@ -30,12 +33,13 @@ import struct
 from typing import Final
 
 __all__ = [
-    "ADDRESSES",
     "BLOCK",
     "CHECKSUMMED",
+    "CHUNK",
     "CHUNKED",
     "CHUNK_BITS_LIMIT",
     "CHUNK_INDEXES",
+    "CHUNK_SIZE",
     "COMPAT",
     "DEVICES",
     "DEVICES_AT",
@@ -80,7 +84,7 @@ inode."""
 
 DEVICES_AT: Final = SUPERBLOCK_AT + SUPERBLOCK.size
 DEVICE_SLOT: Final = struct.Struct("<64sII56x")
-"""tag, blocks, mapped: the address of its first block."""
+"""tag, blocks, 0."""
 DEVICES: Final = 256
 """Packs that one image may refer to; a mount has an option for each."""
 
@@ -93,10 +97,11 @@ FLAT_INLINE: Final = 2
 CHUNKED: Final = 4
 CHUNK_BITS_LIMIT: Final = 31
 CHUNK_INDEXES: Final = 0x20
-"""Of the chunks' format: entries of 8 bytes with a device number, which we do not write."""
-
-ADDRESSES: Final = 1 << 32
-NULL: Final = ADDRESSES - 1
+"""Of the chunks' format: with device numbers."""
+CHUNK: Final = struct.Struct("<HHI")
+"""0, device (the image is 0, packs count from 1), address."""
+CHUNK_SIZE: Final = CHUNK.size
+NULL: Final = 0xFFFFFFFF
 
 DIRENT: Final = struct.Struct("<QHBx")
 """nid, the name's place in the block, type."""

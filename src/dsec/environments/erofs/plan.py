@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from dsec.environments.erofs.layout import (
-    ADDRESSES,
     BLOCK,
     CHUNK_BITS_LIMIT,
+    CHUNK_SIZE,
     CHUNKED,
     DEVICE_SLOT,
     DEVICES,
@@ -20,6 +20,7 @@ from dsec.environments.erofs.layout import (
     FLAT_PLAIN,
     INODE_SIZE,
     MAX_NAME,
+    NULL,
     SLOT,
     encode_rdev,
 )
@@ -28,8 +29,8 @@ from dsec.environments.trees.model import Node, Pack, Segment
 
 __all__ = ["Plan", "Planned", "plan_image"]
 
-_CHUNKS: Final = 1 << 22
-"""Addresses that one file may need (16 MiB of them). Who stores a file chooses the granularity of its holes so that it needs far fewer."""
+_CHUNKS: Final = 1 << 21
+"""Chunks that one file may need (16 MiB of them). Who stores a file chooses the granularity of its holes so that it needs far fewer."""
 
 _GAPS: Final = 32
 """Places left free at the ends of blocks that are remembered for later, smaller inodes."""
@@ -141,8 +142,8 @@ def _device_slots(root: Node) -> tuple[dict[Pack, int], list[Pack]]:
         folders.extend(reversed(below))
     if len(packs) > DEVICES:
         raise ValueError(f"contents in {len(packs)} packs: an image may refer to {DEVICES}")
-    if sum(pack.size // BLOCK for pack in packs) >= ADDRESSES // 2:
-        raise ValueError("packs of more than 8 TiB together")
+    if any(pack.size // BLOCK > NULL for pack in packs):
+        raise ValueError("a pack of more than 16 TiB")
     return slots, packs
 
 
@@ -259,14 +260,14 @@ def _plan_stored(name: bytes, node: Node, space: _Space, slots: dict[Pack, int],
     if end > blocks:
         raise ValueError(f"the file {name!r} has segments beyond its end")
     fixed = INODE_SIZE + len(xattrs)
+    if not blocks:
+        return Planned(space.take(fixed, within_block=False), node, xattrs, FLAT_PLAIN, 0)
     segments = _joined(node.segments, slots) if len(node.segments) > 1 else node.segments
-    if not blocks or (len(segments) == 1 and segments[0].count == blocks):
-        return Planned(space.take(fixed, within_block=False), node, xattrs, FLAT_PLAIN, size, segments=segments)
     bits = _chunk_bits(segments, blocks)
     chunks = -(-blocks >> bits)
     if chunks > _CHUNKS:
-        raise ValueError(f"the file {name!r} of {size} bytes has holes so fine that it needs {chunks} addresses: at most {_CHUNKS}")
-    place = space.take(fixed + 4 * chunks, within_block=False)
+        raise ValueError(f"the file {name!r} of {size} bytes has holes so fine that it needs {chunks} chunks: at most {_CHUNKS}")
+    place = space.take(fixed + -fixed % CHUNK_SIZE + CHUNK_SIZE * chunks, within_block=False)
     return Planned(place, node, xattrs, CHUNKED, size, chunk_bits=bits, segments=segments)
 
 

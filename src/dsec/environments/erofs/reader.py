@@ -5,14 +5,16 @@ from __future__ import annotations
 import itertools
 import stat
 import struct
-from bisect import bisect_right
 from pathlib import Path
 from typing import BinaryIO, Final
 
 from dsec.environments.erofs.layout import (
     BLOCK,
     CHECKSUMMED,
+    CHUNK,
     CHUNK_BITS_LIMIT,
+    CHUNK_INDEXES,
+    CHUNK_SIZE,
     CHUNKED,
     DEVICE_SLOT,
     DEVICES,
@@ -73,8 +75,6 @@ class _Image:
         if self.blocks * BLOCK != len(data):
             raise ValueError(f"an EROFS image of {len(data)} bytes that says that it has {self.blocks} blocks: truncated")
         self.packs: list[Pack] = []
-        self.starts: list[int] = []
-        self.limits: list[int] = []
         if incompat & INCOMPAT_DEVICES:
             self._read_devices(devices, first_slot * DEVICE_SLOT.size, known)
         # a damaged image could have every folder point at the same bytes; what is read in all is no more than what there is
@@ -84,21 +84,17 @@ class _Image:
     def _read_devices(self, devices: int, at: int, known: dict[str, Pack]) -> None:
         if devices > DEVICES:
             raise ValueError(f"an EROFS image with {devices} devices")
-        end = self.blocks
         found: list[Pack] = []
         for _ in range(devices):
             tag, blocks, mapped = DEVICE_SLOT.unpack_from(self.data, at)
             at += DEVICE_SLOT.size
-            if mapped != end or not blocks or tag.translate(None, b"0123456789abcdef"):
+            if mapped or not blocks or tag.translate(None, b"0123456789abcdef"):
                 raise ValueError("a damaged device table in an EROFS image")
             digest = "sha256:" + tag.decode("ascii")
             pack = known.get(digest) or Pack(digest, blocks * BLOCK)
             if pack.size != blocks * BLOCK:
                 raise ValueError(f"the pack {digest} has {pack.size} bytes and not {blocks * BLOCK}")
             found.append(pack)
-            self.starts.append(mapped)
-            end += blocks
-            self.limits.append(end)
         for pack in found:
             known[pack.digest] = pack
         self.packs = found
@@ -191,34 +187,36 @@ class _Image:
         blocks = -(-size // BLOCK)
         if layout == CHUNKED:
             node.segments = self._chunks(blocks, address, at)
-        elif layout == FLAT_INLINE or not size or address < self.blocks:
-            node.inline = self._embedded(layout, size, address, at)
         else:
-            node.segments = (self._segment(0, blocks, address),)
+            node.inline = self._embedded(layout, size, address, at)
 
-    def _segment(self, at: int, count: int, address: int) -> Segment:
-        slot = bisect_right(self.starts, address) - 1
-        if slot < 0 or address + count > self.limits[slot]:
-            raise ValueError(f"the address {address} of an EROFS image lies in no pack")
-        return Segment(at, count, self.packs[slot], address - self.starts[slot])
+    def _segment(self, at: int, count: int, device: int, address: int) -> Segment:
+        if not 0 < device <= len(self.packs) or (address + count) * BLOCK > self.packs[device - 1].size:
+            raise ValueError(f"the block {address} of device {device} of an EROFS image lies in no pack")
+        return Segment(at, count, self.packs[device - 1], address)
 
     def _chunks(self, blocks: int, form: int, at: int) -> tuple[Segment, ...]:
         bits = form & CHUNK_BITS_LIMIT
-        if form != bits or not blocks:
+        if form != bits | CHUNK_INDEXES or not blocks:
             raise ValueError(f"the chunks of an EROFS image have format {form:#x}, or no content")
         chunks = -(-blocks >> bits)
-        if chunks > len(self.data) // 4:
-            raise ValueError("a chunk map of an EROFS image reaches beyond its end")
-        addresses = struct.unpack(f"<{chunks}I", self._take(at, 4 * chunks))
-        segments = []
+        at += -at % CHUNK_SIZE
+        data = self._take(at, CHUNK_SIZE * chunks)
+        if chunks == 1:
+            _, device, address = CHUNK.unpack(data)
+            return () if address == NULL else (self._segment(0, blocks, device, address),)
+        segments: list[Segment] = []
         start = 0
-        # runs of chunks that follow each other, each chunk counted from the run's first
-        runs = itertools.groupby(enumerate(addresses), lambda pair: -1 if pair[1] == NULL else pair[1] - (pair[0] << bits))
-        for distance, run in runs:
+        # runs of chunks that follow each other: the distance between a block in its pack and in the file stays the same
+        for key, run in itertools.groupby(
+            enumerate(CHUNK.iter_unpack(data)),
+            lambda pair: None if pair[1][2] == NULL else (pair[1][1], pair[1][2] - (pair[0] << bits)),
+        ):
             count = sum(1 for _ in run)
-            if distance != -1 or addresses[start] != NULL:
+            if key is not None:
+                device, distance = key
                 first = start << bits
-                segments.append(self._segment(first, min(count << bits, blocks - first), addresses[start]))
+                segments.append(self._segment(first, min(count << bits, blocks - first), device, distance + first))
             start += count
         return tuple(segments)
 

@@ -9,8 +9,10 @@ from pathlib import Path
 from typing import BinaryIO, Final
 
 from dsec.environments.erofs.layout import (
-    ADDRESSES,
     BLOCK,
+    CHUNK,
+    CHUNK_INDEXES,
+    CHUNK_SIZE,
     CHUNKED,
     COMPAT,
     DEVICE_SLOT,
@@ -23,6 +25,7 @@ from dsec.environments.erofs.layout import (
     INCOMPAT_CHUNKS,
     INCOMPAT_DEVICES,
     INODE,
+    INODE_SIZE,
     MAGIC,
     NULL,
     SLOT,
@@ -38,7 +41,7 @@ __all__ = ["write_image"]
 
 _FLUSH: Final = 1 << 20
 _CHECKSUM: Final = struct.Struct("<I")
-_ADDRESSES_AT_ONCE: Final = 1 << 16
+_CHUNKS_AT_ONCE: Final = 1 << 16
 _NANOSECONDS: Final = 1_000_000_000
 
 
@@ -82,23 +85,15 @@ def _flush(file: BinaryIO, pieces: list[bytes], first: bool) -> None:
 def _image(plan: Plan) -> Iterator[bytes]:
     yield bytes(SUPERBLOCK_AT)
     blocks = plan.inode_blocks + plan.data_blocks
-    mapped = []
-    end = blocks
-    for pack in plan.packs:
-        mapped.append(end)
-        end += pack.size // BLOCK
-    if end >= ADDRESSES:
-        raise ValueError(f"an image and packs of {end} blocks together: at most {ADDRESSES - 1} are allowed")
     yield _superblock(plan, blocks)
-    for pack, address in zip(plan.packs, mapped, strict=True):
-        yield DEVICE_SLOT.pack(pack.digest.removeprefix("sha256:").encode(), pack.size // BLOCK, address)
+    for pack in plan.packs:
+        yield DEVICE_SLOT.pack(pack.digest.removeprefix("sha256:").encode(), pack.size // BLOCK, 0)
     at = DEVICES_AT + DEVICE_SLOT.size * len(plan.packs)
-    starts = {pack: mapped[slot] for pack, slot in plan.slots.items()}
     for number, inode in enumerate(plan.inodes):
         if inode.place != at:
             yield bytes(inode.place - at)
         at = inode.place
-        for piece in _inode(plan, inode, number, starts):
+        for piece in _inode(plan, inode, number):
             at += len(piece)
             yield piece
     yield bytes(-at % BLOCK)
@@ -134,7 +129,7 @@ def _superblock(plan: Plan, blocks: int) -> bytes:
     )
 
 
-def _inode(plan: Plan, inode: Planned, number: int, starts: dict[Pack, int]) -> Iterator[bytes]:
+def _inode(plan: Plan, inode: Planned, number: int) -> Iterator[bytes]:
     node = inode.node
     layout = inode.layout
     address = 0
@@ -149,10 +144,7 @@ def _inode(plan: Plan, inode: Planned, number: int, starts: dict[Pack, int]) -> 
     else:
         links = plan.links.get(node, 1)
         if layout == CHUNKED:
-            address = inode.chunk_bits
-        elif inode.segments:
-            segment = inode.segments[0]
-            address = starts[segment.pack] + segment.start
+            address = inode.chunk_bits | CHUNK_INDEXES
         elif node.rdev:
             address = encode_rdev(node.rdev)
     seconds, nanoseconds = divmod(node.mtime_ns, _NANOSECONDS)
@@ -176,7 +168,9 @@ def _inode(plan: Plan, inode: Planned, number: int, starts: dict[Pack, int]) -> 
     if layout == FLAT_INLINE:
         yield _tail(plan, inode)
     elif layout == CHUNKED:
-        yield from _chunks(inode, starts)
+        if (fixed := INODE_SIZE + len(xattrs)) % CHUNK_SIZE:
+            yield bytes(-fixed % CHUNK_SIZE)
+        yield from _chunks(inode, plan.slots)
 
 
 def _tail(plan: Plan, inode: Planned) -> bytes:
@@ -235,26 +229,23 @@ def _entries(plan: Plan, inode: Planned, names: list[bytes]) -> bytes:
     return b"".join(pieces)
 
 
-def _chunks(inode: Planned, starts: dict[Pack, int]) -> Iterator[bytes]:
+def _chunks(inode: Planned, slots: dict[Pack, int]) -> Iterator[bytes]:
     bits = inode.chunk_bits
-    blocks = -(-inode.size // BLOCK)
     at = 0
     for segment in inode.segments:
-        yield from _holes((segment.at - at) >> bits)
-        address = starts[segment.pack] + segment.start
-        end = address + segment.count
-        while address < end:
-            some = range(address, end, 1 << bits)[:_ADDRESSES_AT_ONCE]
-            yield struct.pack(f"<{len(some)}I", *some)
-            address += len(some) << bits
+        if segment.at > at:
+            yield from _holes((segment.at - at) >> bits)
+        device = slots[segment.pack] + 1
+        addresses = range(segment.start, segment.start + segment.count, 1 << bits)
+        for start in range(0, len(addresses), _CHUNKS_AT_ONCE):
+            yield b"".join([CHUNK.pack(0, device, address) for address in addresses[start : start + _CHUNKS_AT_ONCE]])
         at = segment.at + segment.count
-    if at < blocks:
-        yield from _holes(-(-(blocks - at) >> bits))
+    rest = -(-inode.size // BLOCK) - at
+    if rest > 0:
+        yield from _holes(-(-rest >> bits))
 
 
 def _holes(count: int) -> Iterator[bytes]:
-    hole = _CHECKSUM.pack(NULL)
-    while count > 0:
-        some = min(count, _ADDRESSES_AT_ONCE)
-        yield hole * some
-        count -= some
+    hole = CHUNK.pack(0, 0, NULL)
+    for start in range(0, count, _CHUNKS_AT_ONCE):
+        yield hole * min(count - start, _CHUNKS_AT_ONCE)
