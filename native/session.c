@@ -160,9 +160,10 @@ static bool result_in_hand(const struct chronus *c) {
     return false;
 }
 
-/* A command's end is no news where its result has just gone out: unless whoever has it leaves without having recorded it. */
+/* A command's end is no news where its result has just gone out, unless whoever has it leaves without having recorded it; nor where it was
+ * recorded: then the whole session is forgotten. */
 void end_tell(struct chronus *c) {
-    if (!c->end_untold || (!c->shell && result_in_hand(c)))
+    if (!c->end_untold || (!c->shell && (result_in_hand(c) || !c->ops)))
         return;
     c->end_untold = false;
     notify(c, CTL_ENDED);
