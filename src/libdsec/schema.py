@@ -81,8 +81,8 @@ class ContainerRunArgs(msgspec.Struct, kw_only=True, forbid_unknown_fields=True)
     network: Literal["none", "nat"] = "none"
     network_rules: dict[str, bool] = {}
     """Published allowlist by service. Only False values are accepted until the allowlist exists."""
-    init_user: str = "root"
-    """User that commands run as unless they name one: `name`, `uid`, `name:group` or `uid:gid`."""
+    init_user: str = ""
+    """User that commands run as unless they name one: `name`, `uid`, `name:group` or `uid:gid`; empty: the environment's own, else root."""
     env: dict[str, str] = {}
     workdir: str = ""
     """Working directory of commands; empty: the environment's own, else `/`."""
@@ -451,6 +451,8 @@ class EnvironmentInfo(msgspec.Struct, kw_only=True):
     workdir: str = ""
     user: str = ""
     entrypoint: list[str] = []
+    command: list[str] = []
+    """What its image runs by default, after the entrypoint. Nothing is run of itself: a sandbox waits for its commands."""
     mounted: int = 0
     """How many live sandboxes use it."""
 

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
 
 from dsec.environments.blobcache import PackAccess, StoreSettings
+from dsec.environments.garbage import GRACE_SECONDS, Garbage, GarbageReport
 from dsec.environments.leases import LeasedFolders
 from dsec.environments.manifest import KINDS, Configuration, Kind, Manifest
 from dsec.environments.names import Reference, check_digest, parse_reference
 from dsec.environments.node import NodeLayers
 from dsec.environments.store import LayerStore
-from libdsec.errors import Conflict, InvalidArgument, SandboxFailed
+from dsec.environments.tags import TagEntry
+from libdsec.errors import Conflict, InvalidArgument, NotFound, SandboxFailed
 from libdsec.schema import EnvironmentInfo
 
 __all__ = ["EnvironmentStore", "ResolvedEnvironment", "ResolvedLayer"]
@@ -40,6 +41,8 @@ class ResolvedEnvironment:
     workdir: str
     user: str
     entrypoint: list[str]
+    command: list[str] = field(default_factory=list)
+    """That of the topmost layer which has an entrypoint or a command."""
 
     @property
     def digests(self) -> list[str]:
@@ -59,14 +62,17 @@ class EnvironmentStore:
         run: Path,
         store: Path | None = None,
         *,
-        store_deadline_seconds: float = 30.0,
+        store_deadline_seconds: float | None = None,
         settings: StoreSettings | None = None,
     ) -> None:
+        settings = settings or StoreSettings()
+        deadline = store_deadline_seconds if store_deadline_seconds is not None else settings.patience_seconds
         self.state, self.run = Path(state), Path(run)
         self.layers = LayerStore(Path(store) if store is not None else self.state / "store")
         self.staging = LeasedFolders(self.state / "staging")
-        self.access = PackAccess(self.state, self.run, self.layers.packs.folder, settings or StoreSettings())
-        self.node = NodeLayers(self.state, self.run, self.layers, self.staging, self.access, store_deadline_seconds=store_deadline_seconds)
+        self.access = PackAccess(self.state, self.run, self.layers.packs.folder, settings)
+        self._garbage = Garbage(self.layers, lambda: self.node.held())
+        self.node = NodeLayers(self.state, self.run, self.layers, self.staging, self.access, store_deadline_seconds=deadline)
 
     # -- for sandboxes -------------------------------------------------------------------------------------------------------------------
 
@@ -110,6 +116,14 @@ class EnvironmentStore:
         """See `NodeLayers.acquire`."""
         return self.node.acquire([check_digest(digest, field="environment") for digest in digests], owner)
 
+    def absent(self, digests: Sequence[str]) -> bool:
+        """Whether `acquire` of these would have to ask the store. Quick, and only as good as what this process knows."""
+        return self.node.absent(digests)
+
+    def close(self) -> None:
+        """End the server of packs, if one runs and nothing is mounted any more."""
+        self.node.close()
+
     def release(self, owner: str) -> None:
         """See `NodeLayers.release`."""
         self.node.release(owner)
@@ -131,33 +145,45 @@ class EnvironmentStore:
         return _info(reference, self.layers.manifest(digest, name=reference.name), self.node.uses())
 
     def remove(self, name: str) -> None:
-        """Take a tag away and, when no other tag means it, its layer. By digest: the layer and all its tags.
+        """Take a tag away. By digest: all tags that mean the layer now. What nothing else uses goes with the next collection of garbage.
 
-        Conflict while a sandbox of this node uses the layer and would lose it. Of two removals at once one succeeds, the other is NotFound.
+        Conflict while a sandbox of this node uses the layer and no other tag means it. Of two removals at once one succeeds, the other is
+        NotFound.
         """
         reference = parse_reference(name, field="name")
-        self.layers.digest_of(reference, field="name")
-        with self.layers.settled(exclusive=True):
+        try:
             digest = self.layers.digest_of(reference, field="name")
+        except SandboxFailed:  # a damaged tag has no other use than to be removed
+            self.layers.tags.remove(reference)
+            return
+        with self.layers.settled(exclusive=False):
             meaning = [tag for tag, meant in self.layers.tags.all() if meant == digest]
             going = meaning if reference.digest is not None else [reference]
-            if set(meaning) - set(going):
-                self.layers.tags.remove(reference)
-                return
-
-            def remove() -> None:
-                for tag in going:
-                    self.layers.tags.remove(tag)
-                self.layers.remove_layer(digest)
-
-            if owners := self.node.while_unused(digest, remove):
+            if not set(meaning) - set(going) and (owners := self.node.uses().get(digest)):
                 raise Conflict(f"name: {name} is in use by {len(owners)} sandboxes, {min(owners)} among them", field="name", cause="in-use")
+            if not sum(self.layers.tags.remove(tag) for tag in going):
+                raise NotFound(f"name: no environment named {name}", field="name")
 
-    def prune(self) -> list[str]:
-        """Remove layers that no tag means and no sandbox of this node uses; returns their digests."""
-        with self.layers.settled(exclusive=True):
-            untagged = sorted(self.layers.layers() - {meant for _, meant in self.layers.tags.all()})
-            return [digest for digest in untagged if not self.node.while_unused(digest, partial(self.layers.remove_layer, digest))]
+    def history(self, name: str) -> Sequence[TagEntry]:
+        """What a tag has meant, the oldest first. NotFound for an unknown one."""
+        return self.layers.tags.history(parse_reference(name, field="name"), field="name")
+
+    # -- the store -----------------------------------------------------------------------------------------------------------------------
+
+    def collect_garbage(
+        self, *, grace_seconds: float = GRACE_SECONDS, dry_run: bool = False, not_within_seconds: float = 0.0
+    ) -> GarbageReport:
+        """See `Garbage.collect`; on this node mounts that nobody uses go at once, and local copies with their layers."""
+        if not (self.layers.root / "layers").is_dir():
+            return GarbageReport(dry_run=dry_run)
+        self.layers.prepare()
+        if not dry_run:
+            self.sweep_builds()
+            self.node.sweep(self.node.owners)
+        report = self._garbage.collect(grace_seconds=grace_seconds, dry_run=dry_run, not_within_seconds=not_within_seconds)
+        if report.layers and not dry_run:
+            self.node.sweep(self.node.owners)
+        return report
 
     def list(self) -> list[EnvironmentInfo]:
         """All named environments. Those whose manifest cannot be read are listed with no sizes and what is wrong as their `source`."""
@@ -173,11 +199,13 @@ class EnvironmentStore:
 
 def _merged(layers: list[ResolvedLayer], settings: list[Configuration]) -> ResolvedEnvironment:
     env: dict[str, str] = {}
-    workdir, user, entrypoint = "", "", list[str]()
+    workdir, user, entrypoint, command = "", "", list[str](), list[str]()
     for each in settings:
         env |= each.env
-        workdir, user, entrypoint = each.workdir or workdir, each.user or user, each.entrypoint or entrypoint
-    return ResolvedEnvironment(layers, env, workdir, user, list(entrypoint))
+        workdir, user = each.workdir or workdir, each.user or user
+        if each.entrypoint or each.command:  # a command is meant for the entrypoint that it comes with
+            entrypoint, command = each.entrypoint or entrypoint, each.command
+    return ResolvedEnvironment(layers, env, workdir, user, list(entrypoint), list(command))
 
 
 def _label(reference: Reference) -> str:
@@ -204,5 +232,6 @@ def _info(reference: Reference, manifest: Manifest, uses: dict[str, set[str]]) -
         workdir=identity.configuration.workdir,
         user=identity.configuration.user,
         entrypoint=[*identity.configuration.entrypoint],
+        command=[*identity.configuration.command],
         mounted=len(uses.get(manifest.digest, ())),
     )

@@ -47,6 +47,8 @@ class Configuration(msgspec.Struct, kw_only=True, frozen=True, forbid_unknown_fi
     workdir: str = ""
     user: str = ""
     entrypoint: list[str] = []
+    command: list[str] = []
+    """What an image runs by default, after its entrypoint."""
 
 
 class Identity(msgspec.Struct, kw_only=True, frozen=True, forbid_unknown_fields=True):

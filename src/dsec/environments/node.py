@@ -74,6 +74,10 @@ class NodeLayers:
                         found.setdefault(digest, set()).add(file.name)
         return found
 
+    def owners(self) -> set[str]:
+        """All that have acquired and not released."""
+        return set(os.listdir(self._owners)) if self._owners.is_dir() else set()
+
     def acquire(self, digests: Sequence[str], owner: str) -> list[str]:
         """Mount what is not mounted, note the owner, and return the mounts' paths in the order of `digests`.
 
@@ -103,6 +107,10 @@ class NodeLayers:
             finally:
                 os.close(fd)
         return paths
+
+    def absent(self, digests: Sequence[str]) -> bool:
+        """Whether one of them is not known to be mounted."""
+        return any(digest not in self._mounted for digest in digests)
 
     def release(self, owner: str) -> None:
         """The owner uses nothing any more. Idempotent; mounts stay until a sweep."""
@@ -171,17 +179,6 @@ class NodeLayers:
             self._rediscover()
             if not self._mounted:
                 self._access.end()
-
-    def while_unused(self, digest: str, action: Callable[[], None]) -> set[str]:
-        """Unless somebody uses the layer, unmount it and do `action` before anybody can acquire it. Returns its owners."""
-        with self._exclusive():
-            if owners := self.uses().get(digest):
-                return owners
-            self._rediscover()
-            self._unmount(digest)
-            action()
-            self._local_copy(digest).unlink(missing_ok=True)
-        return set()
 
     # -- mounts --------------------------------------------------------------------------------------------------------------------------
 

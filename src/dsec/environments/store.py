@@ -28,6 +28,7 @@ from dsec.environments.durable import digest_file, sync_file, sync_folder, write
 from dsec.environments.leases import LeasedFolders
 from dsec.environments.manifest import FileDigest, Manifest, decode_manifest, encode_manifest
 from dsec.environments.names import Reference
+from dsec.environments.packs.known import ContentsLost
 from dsec.environments.packs.shelf import PackShelf
 from dsec.environments.tags import Tags
 from libdsec.errors import NotFound, SandboxFailed
@@ -115,7 +116,7 @@ class LayerStore:
     def publish(self, folder: Path, manifest: Manifest) -> Manifest:
         """Make the layer in `folder` (on the store's file system, holding the metadata) visible, durably. The caller holds `settled`.
 
-        All its packs are here: else ContentsLost, and nothing is visible. If the layer is here already it stays, unless it is damaged.
+        All that it refers to is here: else ContentsLost, and nothing is visible. If the layer is here already it stays, unless it is damaged.
         """
         digest = manifest.digest
         for file in sorted(folder.iterdir()):
@@ -125,7 +126,8 @@ class LayerStore:
             for use in manifest.identity.packs:
                 self.packs.require(use, aside=aside)
         for below in manifest.identity.below:
-            self.manifest(below)
+            if not self.folder(below).is_dir():
+                raise ContentsLost(f"the layer {below} has been removed")
         target = self.folder(digest)
         self._manifests.pop(digest, None)
         try:
@@ -159,13 +161,6 @@ class LayerStore:
     def _set_aside(self, digest: str) -> None:
         with self.building.lease() as away, contextlib.suppress(FileNotFoundError):
             self.folder(digest).rename(away / secrets.token_hex(4))
-
-    def remove_layer(self, digest: str) -> None:
-        """Take the layer away: at once for everybody who looks, then its bytes."""
-        self.forget(digest)
-        self._set_aside(digest)
-        with contextlib.suppress(FileNotFoundError):
-            sync_folder(self.root / "layers")
 
     def forget(self, digest: str) -> None:
         """Do not answer for the layer from memory any more."""
