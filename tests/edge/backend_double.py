@@ -11,6 +11,7 @@ import time
 from dataclasses import dataclass, field
 
 from dsec.backends.protocol import Capabilities, ChannelEvent, EventCallback, LiveSession, SandboxSpec, Usage
+from dsec.environments.blobcache import StoreSettings
 from dsec.environments.environment import ResolvedEnvironment, ResolvedLayer
 from libdsec.errors import InvalidArgument, NotFound, SandboxFailed
 from libdsec.schema import ContainerRunArgs, ExecRequest, ExecResult
@@ -250,7 +251,28 @@ class DoubleBackend:
         self.finish(self.host.guests[sandbox_id], op_id, code, stdout)
 
 
+class DoubleAccess:
+    """A store on a local disk."""
+
+    direct = True
+    settings = StoreSettings()
+
+
+class DoubleNode:
+    def uses(self) -> dict[str, set[str]]:
+        return {}
+
+
 class DoubleEnvironments:
+    access = DoubleAccess()
+    node = DoubleNode()
+
+    def absent(self, digests) -> bool:
+        return False
+
+    def close(self) -> None:
+        pass
+
     def resolve(self, refs, *, field="environment") -> ResolvedEnvironment:
         if refs[0] != "debian":
             raise NotFound(f"{field}: there is no environment {refs[0]!r}", field=field)

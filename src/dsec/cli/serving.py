@@ -25,17 +25,42 @@ from libdsec.errors import Conflict, Denied, DSecError, InvalidArgument
 
 if TYPE_CHECKING:
     from dsec.edge import Edge
+    from dsec.environments import StoreSettings
 
 __all__ = ["register"]
 
 SOCKET = "dsec.sock"
 STOP_SECONDS = 60
 STOPS_AT_ONCE = 16
+MIN_CACHE_BYTES = 16 << 20
 ENDED = ("stopped", "failed")
 
 StoreOption = Annotated[Path | None, typer.Option("--store", envvar="DSEC_STORE", help="Shared store of layers; by default STATE/store.")]
 ScratchOption = Annotated[
     Path | None, typer.Option("--scratch", envvar="DSEC_SCRATCH", help="Folder for sandboxes' writes, on btrfs; by default STATE/scratch.")
+]
+StoreWayOption = Annotated[
+    str,
+    typer.Option(
+        "--store-way",
+        envvar="DSEC_STORE_WAY",
+        help="How layers' data is read: direct, by the server of packs, or auto: direct where the store is on a local disk.",
+    ),
+]
+StoreCacheOption = Annotated[
+    str,
+    typer.Option(
+        "--store-cache", envvar="DSEC_STORE_CACHE", metavar="SIZE|off", help="Keep blocks of the store on the local disk, e.g. 20G."
+    ),
+]
+StorePatienceOption = Annotated[
+    float,
+    typer.Option(
+        "--store-patience",
+        envvar="DSEC_STORE_PATIENCE",
+        metavar="SECONDS",
+        help="How long a read waits for a store that does not answer, before its sandbox fails.",
+    ),
 ]
 
 
@@ -44,6 +69,24 @@ class _Folders:
     state: Path
     run: Path
     store: Path | None
+
+
+def _store_settings(way: str, cache: str, patience: float) -> StoreSettings:
+    from dsec.environments import StoreSettings
+    from dsec.environments.blobcache import parse_size, parse_way
+
+    try:
+        cache_bytes = parse_size(cache)
+    except ValueError as error:
+        raise InvalidArgument(f"--store-cache: {error}", field="--store-cache") from None
+    if 0 < cache_bytes < MIN_CACHE_BYTES:
+        raise InvalidArgument(f"--store-cache is {cache_bytes} bytes, at least {MIN_CACHE_BYTES} or off", field="--store-cache")
+    if not 0.1 <= patience <= 3600:
+        raise InvalidArgument(f"--store-patience is {patience:g}, allowed is 0.1 to 3600 seconds", field="--store-patience")
+    try:
+        return StoreSettings(way=parse_way(way), cache_bytes=cache_bytes, patience_seconds=patience)
+    except ValueError as error:
+        raise InvalidArgument(f"--store-way: {error}", field="--store-way") from None
 
 
 class _Serving(msgspec.Struct):
@@ -116,7 +159,9 @@ def _unmount_all(folders: _Folders, scratch: Path | None) -> None:
     """What only live sandboxes need: the layers' mounts and the scratch image's."""
     from dsec.environments import EnvironmentStore, ScratchStore
 
-    EnvironmentStore(folders.state, folders.run, folders.store).sweep_mounts(())
+    environments = EnvironmentStore(folders.state, folders.run, folders.store)
+    environments.sweep_mounts(())
+    environments.close()
     ScratchStore(folders.state, folders.run, path=scratch).close(unmount=True)
 
 
@@ -130,7 +175,15 @@ def _settle_garbage() -> None:
     gc.set_threshold(20_000, 20, 50)
 
 
-async def _serve(folders: _Folders, scratch: Path | None, tcp: str | None, token_file: Path | None, remove: bool, as_json: bool) -> None:
+async def _serve(
+    folders: _Folders,
+    scratch: Path | None,
+    packs: StoreSettings,
+    tcp: str | None,
+    token_file: Path | None,
+    remove: bool,
+    as_json: bool,
+) -> None:
     from dsec.apiserver import ApiServer
     from dsec.edge import build_edge
 
@@ -140,7 +193,7 @@ async def _serve(folders: _Folders, scratch: Path | None, tcp: str | None, token
         loop.add_signal_handler(number, ending.set)
 
     token, token_path = _token(tcp, token_file, folders)
-    edge = build_edge(folders, scratch=scratch)
+    edge = build_edge(folders, scratch=scratch, packs=packs)
     await edge.open()
     try:
         server = ApiServer(edge, folders.run / SOCKET, tcp, token)
@@ -189,6 +242,9 @@ def _up(
     run: RunOption = run_folder,
     store: StoreOption = None,
     scratch: ScratchOption = None,
+    store_way: StoreWayOption = "auto",
+    store_cache: StoreCacheOption = "off",
+    store_patience: StorePatienceOption = 30.0,
 ) -> None:
     """Serve this machine's sandboxes, in the foreground.
 
@@ -199,7 +255,8 @@ def _up(
     try:
         _need_root()
         _log(log_level)
-        uvloop.run(_serve(_Folders(state, run, store), scratch, tcp, token_file, remove, as_json))
+        packs = _store_settings(store_way, store_cache, store_patience)
+        uvloop.run(_serve(_Folders(state, run, store), scratch, packs, tcp, token_file, remove, as_json))
     except DSecError as error:
         die(error, as_json=as_json)
 

@@ -102,7 +102,7 @@ class Creation:
         if backend is None:
             raise InvalidArgument(f"this node has no backend {request.backend}, it has {', '.join(core.backends)}", field="backend")
         backend.validate(request.args)
-        resolved = self._resolve(request)
+        resolved = await self._resolve(request)
         core.admission.admit(request.count, len(core.sandboxes), core.launching)
         args = request.args
         plan = SandboxSpec(
@@ -169,11 +169,11 @@ class Creation:
             raise self._why(sandboxes[0]) if sandboxes else _as_error(errors[0])
         return BatchResult(sandboxes=[sandbox_info(sandbox.spec, sandbox.status) for sandbox in made], errors=errors)
 
-    def _resolve(self, request: CreateRequest) -> ResolvedEnvironment:
+    async def _resolve(self, request: CreateRequest) -> ResolvedEnvironment:
         args = request.args
         if args.environment:
-            return self._core.environments.resolve(args.environment)
-        return self._core.environments.resolve([args.container_image], field="container_image")
+            return await self._core.store.resolve(args.environment, "environment")
+        return await self._core.store.resolve([args.container_image], "container_image")
 
     def _fitting(self, args: ContainerRunArgs) -> ContainerRunArgs:
         """More CPUs than the host has are lowered to what it has."""
@@ -218,6 +218,7 @@ class Creation:
         core.launching += 1
         begun = clock.now()
         try:
+            await self._bring_layers(sandbox)
             async with core.slots:
                 if sandbox.status.state != "creating":
                     return
@@ -238,6 +239,14 @@ class Creation:
             core.apply(sandbox, Launched())
         finally:
             core.launching -= 1
+
+    async def _bring_layers(self, sandbox: Sandbox) -> None:
+        try:
+            await self._core.store.bring([layer.rpartition("@")[2] for layer in sandbox.spec.layers], sandbox.id)
+        except DSecError:
+            # What `_prepare` leased for it.
+            await sandbox.backend.destroy(sandbox.spec)
+            raise
 
     def _why(self, sandbox: Sandbox) -> DSecError:
         if sandbox.error is None and sandbox.status.state == "creating":

@@ -119,7 +119,7 @@ class Edge:
             await self._sweep.remove_unknown()
             on_failure.pop_all()
         self._open = True
-        self._sweeping = [core.spawn(self._sweep.run()), core.spawn(self._sweep.prune_as_it_grows())]
+        self._sweeping = [core.spawn(self._sweep.run()), core.spawn(self._sweep.prune_as_it_grows()), core.spawn(core.store.run())]
         self._started_at = time.time()
 
     async def aclose(self) -> None:
@@ -138,9 +138,11 @@ class Edge:
         for sandbox in list(core.sandboxes.values()):
             if sandbox.channel is not None:
                 await sandbox.channel.aclose()
+        # Before the backends: the server of packs lives in their group of daemons.
+        await core.in_thread(core.environments.sweep_mounts, core.owners())
+        await core.in_thread(core.environments.close)
         for backend in core.backends.values():
             await backend.aclose()
-        await core.in_thread(core.environments.sweep_mounts, core.owners())
         await core.journal.aclose()
         core.threads.shutdown(wait=False)
         self._lock.release()
@@ -180,6 +182,7 @@ class Edge:
             "sandboxes_live": len(core.sandboxes),
             "operations_running": operations,
             "journal_failed": float(core.journal.failure is not None),
+            **core.store.metrics(),
         }
 
     # -- sandboxes

@@ -1,6 +1,6 @@
 """A store that stalls, vanishes or is damaged: it holds up nothing here, and the sandboxes that it fails are told.
 
-Whatever may wait for the store is asked in a pool kept for that, so that no other work of the edge ever queues behind it. Reads that the
+Whatever may wait for the store is asked in a thread of its own, in which no other work of the edge ever queues behind it. Reads that the
 server of packs could not serve in time fail the sandbox whose read it was; where EROFS reads the store itself, the packs in use are looked
 at from time to time instead.
 """
@@ -11,18 +11,18 @@ import asyncio
 import contextlib
 import time
 from collections.abc import Callable, Iterable
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, TypeVar
 
 import structlog
 
 from dsec.edge.events import Lost
-from dsec.environments.deadlines import within
+from dsec.environments.deadlines import within, within_async
 from libdsec.errors import DSecError, SandboxFailed
 
 if TYPE_CHECKING:
     from dsec.edge.core import Core
+    from dsec.environments import ResolvedEnvironment
     from dsec.environments.blobcache import PackEvent, PackServerStatus
 
 __all__ = ["StoreWatch"]
@@ -33,7 +33,8 @@ T = TypeVar("T")
 LOOK_SECONDS: Final = 0.5
 SLOW_LOOK_SECONDS: Final = 5.0
 DEAD_LOOKS: Final = 4
-THREADS: Final = 8
+BRING_AT_ONCE: Final = 16
+LOOK_LIMIT_SECONDS: Final = 60.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,13 +46,12 @@ class _Loss:
 
 
 class StoreWatch:
-    """`call` and `run_bounded` ask the store; `run` watches it and never ends."""
+    """`call`, `resolve` and `bring` ask the store; `run` watches it and never ends."""
 
     def __init__(self, core: Core) -> None:
         self._core = core
         self._access = core.environments.access
-        self._threads = ThreadPoolExecutor(THREADS, thread_name_prefix="dsec-store")
-        self._looker = ThreadPoolExecutor(1, thread_name_prefix="dsec-store-watch")
+        self._bringing = asyncio.Semaphore(BRING_AT_ONCE)
         self._after = 0
         self._silent = 0
         self._looked_at = 0.0
@@ -59,43 +59,51 @@ class StoreWatch:
         self.status: PackServerStatus | None = None
         """As last seen; None where no server serves."""
 
-    def close(self) -> None:
-        """Ask nothing more. Threads that the store holds are left to it."""
-        self._threads.shutdown(wait=False, cancel_futures=True)
-        self._looker.shutdown(wait=False, cancel_futures=True)
-
     # -- asking
 
-    async def call(self, function: Callable[..., T], *args: object) -> T:
+    async def call(self, function: Callable[..., T], *args: object, patience_seconds: float | None = None) -> T:
         """Do something that may wait for the store for ever. SandboxFailed(cause="store-lost") if it has not ended in time."""
-        patience = self._access.settings.patience_seconds
+        seconds = patience_seconds if patience_seconds is not None else self._access.settings.patience_seconds
+        try:
+            return await within_async(seconds, function.__name__, lambda: function(*args))
+        except TimeoutError as error:
+            raise SandboxFailed(str(error), cause="store-lost", ran="not-run") from None
 
-        def ask() -> T:
-            try:
-                return within(patience, function.__name__, lambda: function(*args))
-            except TimeoutError as error:
-                raise SandboxFailed(str(error), cause="store-lost", ran="not-run") from None
+    async def resolve(self, references: list[str], field: str) -> ResolvedEnvironment:
+        """What the references mean. A store on a local disk is asked here and now: that is quicker than any thread."""
+        environments = self._core.environments
+        if self._access.direct:
+            return environments.resolve(references, field=field)
+        return await self.call(lambda: environments.resolve(references, field=field))
 
-        return await self.run_bounded(ask)
+    async def bring(self, digests: list[str], owner: str) -> None:
+        """See that layers are mounted, before anything is held for the launch that needs them: else a slow store would hold up others.
 
-    async def run_bounded(self, function: Callable[..., T], *args: object) -> T:
-        """Do something that asks the store and keeps deadlines itself."""
-        return await asyncio.get_running_loop().run_in_executor(self._threads, lambda: function(*args))
+        What it raises is that of `EnvironmentStore.acquire`.
+        """
+        environments = self._core.environments
+        if not environments.absent(digests):
+            return
+        async with self._bringing:
+            if environments.absent(digests):
+                # It keeps deadlines itself, one after the other.
+                await self.call(environments.acquire, digests, owner, patience_seconds=4 * self._access.settings.patience_seconds)
 
     # -- watching
 
     async def run(self) -> None:
         """Looks, until cancelled."""
-        loop = asyncio.get_running_loop()
         while True:
             await asyncio.sleep(LOOK_SECONDS)
             try:
-                for loss in await loop.run_in_executor(self._looker, self._look):
-                    await self._fail(loss)
+                for loss in await self.call(self._look, patience_seconds=LOOK_LIMIT_SECONDS):
+                    self._fail(loss)
+            except DSecError as error:
+                log.warning("the store could not be looked at", error=error.message)
             except Exception:
                 log.exception("a look at the store failed")
 
-    async def _fail(self, loss: _Loss) -> None:
+    def _fail(self, loss: _Loss) -> None:
         core = self._core
         owners = set(core.sandboxes) if loss.owners is None else loss.owners
         for owner in sorted(owners):

@@ -23,7 +23,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final, Literal
+from typing import Any, Final, Literal, cast, get_args
 
 import msgspec
 
@@ -34,7 +34,7 @@ from dsec.kernel.mountinfo import mount_at, mount_over
 from dsec.kernel.mounts import unmount
 from libdsec.errors import SandboxFailed
 
-__all__ = ["LOCAL_KINDS", "PackAccess", "PackEvent", "PackReads", "PackServerStatus", "StoreSettings", "parse_size"]
+__all__ = ["LOCAL_KINDS", "PackAccess", "PackEvent", "PackReads", "PackServerStatus", "StoreSettings", "parse_size", "parse_way"]
 
 LOCAL_KINDS: Final = frozenset(
     {"bcachefs", "btrfs", "erofs", "ext2", "ext3", "ext4", "f2fs", "jfs", "overlay", "ramfs", "squashfs", "tmpfs", "xfs", "zfs"}
@@ -300,6 +300,14 @@ class PackAccess:
     def trace(self, packs: list[str]) -> Any:
         """What was read of `packs` and in what order, as plain data. OSError where no server answers."""
         return msgspec.json.decode(self._ask(" ".join(["trace", *(pack.removeprefix("sha256:") for pack in packs)])))
+
+
+def parse_way(text: str) -> Way:
+    """ValueError for what is none."""
+    for way in get_args(Way):
+        if text == way:
+            return cast("Way", way)
+    raise ValueError(f"{text!r} is none of {', '.join(get_args(Way))}")
 
 
 def parse_size(text: str) -> int:
