@@ -7,7 +7,7 @@ import sys
 import typer
 
 from dsec._native import NativeBinaryMissing
-from dsec.cli import check, copy, environments, node, run, sandboxes, snapshots
+from dsec.cli import check, copy, environments, node, run, sandboxes, snapshots, store
 from dsec.cli.output import die
 from libdsec.errors import DSecError, Unsupported
 
@@ -23,6 +23,7 @@ app = typer.Typer(
 for module in (node, run, sandboxes, snapshots, copy, check):
     module.register(app)
 app.add_typer(environments.app, name="env")
+app.add_typer(store.app, name="store")
 
 
 def run_app() -> None:

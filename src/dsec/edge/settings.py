@@ -29,6 +29,10 @@ class EdgeSettings:
     """Consecutive snapshot layers on the top of a stack; one more, and they are merged into one."""
     snapshot_small_bytes: int = 1 << 20
     """Metadata up to which they are merged each time."""
+    garbage_seconds: float = 3600.0
+    """How often garbage in the store is collected, by whichever node comes first; 0: never by itself."""
+    garbage_grace_seconds: float = 86400.0
+    """How long something in the store must be known to be unused before it is removed."""
     record_hours: float = 24.0
     """How long the records of ended sandboxes are kept."""
     record_limit_bytes: int = 8 << 30

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import sqlite3
+import threading
 import time
 
 import structlog
@@ -21,6 +22,8 @@ __all__ = ["Sweep"]
 log = structlog.get_logger("dsec.edge")
 QUIET_SECONDS = 5.0
 """An operation younger than this may be on its way to aether still."""
+FIRST_GARBAGE_SECONDS = 300.0
+"""After the start, when adoptions are over."""
 
 
 class Sweep:
@@ -29,6 +32,8 @@ class Sweep:
     def __init__(self, core: Core, operations: Operations) -> None:
         self._core = core
         self._operations = operations
+        self._garbage: threading.Thread | None = None
+        self._garbage_due = clock.now() + min(FIRST_GARBAGE_SECONDS, core.settings.garbage_seconds)
 
     async def run(self) -> None:
         """Rounds, until cancelled."""
@@ -57,6 +62,31 @@ class Sweep:
         await self.remove_unknown()
         await self.prune()
         await core.in_thread(core.environments.sweep_mounts, core.owners)
+        self._collect_garbage()
+
+    def _collect_garbage(self) -> None:
+        """In a thread of its own that nobody waits for: it takes as long as the store does, and may end anywhere."""
+        settings = self._core.settings
+        if not settings.garbage_seconds or clock.now() < self._garbage_due or (self._garbage is not None and self._garbage.is_alive()):
+            return
+        self._garbage_due = clock.now() + settings.garbage_seconds
+        self._garbage = threading.Thread(target=self._collect, name="store: garbage", daemon=True)
+        self._garbage.start()
+
+    def _collect(self) -> None:
+        settings = self._core.settings
+        try:
+            report = self._core.environments.collect_garbage(
+                grace_seconds=settings.garbage_grace_seconds, not_within_seconds=settings.garbage_seconds * 0.9
+            )
+        except DSecError as error:
+            log.warning("garbage in the store could not be collected", error=error.message)
+        except Exception:
+            log.exception("a collection of garbage failed")
+        else:
+            if report.layers or report.packs or report.unreadable:
+                counts = {"layers": len(report.layers), "packs": len(report.packs), "bytes": report.bytes}
+                log.info("garbage in the store was collected", **counts, unreadable=report.unreadable)
 
     async def remove_unknown(self) -> None:
         """Snapshots, kernel objects and files of sandboxes that no record knows: another life of ours left them."""

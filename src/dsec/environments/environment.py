@@ -175,7 +175,9 @@ class EnvironmentStore:
     ) -> GarbageReport:
         """See `Garbage.collect`; on this node mounts that nobody uses go at once, and local copies with their layers."""
         if not (self.layers.root / "layers").is_dir():
-            return GarbageReport(dry_run=dry_run)
+            if self.layers.root == self.state / "store":
+                return GarbageReport(dry_run=dry_run)
+            raise SandboxFailed(f"store: {self.layers.root} is no store, or it is away", field="store", cause="store-lost", ran="not-run")
         self.layers.prepare()
         if not dry_run:
             self.sweep_builds()

@@ -116,7 +116,8 @@ class LayerStore:
     def publish(self, folder: Path, manifest: Manifest) -> Manifest:
         """Make the layer in `folder` (on the store's file system, holding the metadata) visible, durably. The caller holds `settled`.
 
-        All that it refers to is here: else ContentsLost, and nothing is visible. If the layer is here already it stays, unless it is damaged.
+        All that it refers to is here: else ContentsLost, and nothing is visible. If the layer is here already it stays, unless it
+        is damaged.
         """
         digest = manifest.digest
         for file in sorted(folder.iterdir()):
