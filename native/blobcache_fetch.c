@@ -14,6 +14,7 @@
 #define TICK_MS     50
 #define BACKOFF_MS  100
 #define BACKOFF_MAX 1000
+#define AWAY_MS     500
 #define PROBE       64
 #define STACK       (128u << 10)
 
@@ -256,6 +257,16 @@ static void request_leave(struct request *r) {
     *(r->previous ? &r->previous->next : &first_request) = r->next;
     *(r->next ? &r->next->previous : &last_request) = r->previous;
     r->next = r->previous = NULL;
+}
+
+/* Patience is with the store, not with each read: while it is away for longer, a read gets a moment, in which it may be back. A reader that
+ * was told of a failure tries again, through more than one layer of caches. */
+static int64_t deadline_of(int64_t now) {
+    int64_t usual = now + settings.deadline_ms, soon = now + (settings.deadline_ms < AWAY_MS ? settings.deadline_ms : AWAY_MS);
+    if (!store_state.away_since)
+        return usual;
+    int64_t end = store_state.away_since + settings.deadline_ms;
+    return end > soon ? end < usual ? end : usual : soon;
 }
 
 static void wait_for(struct request *r, struct chunk *c) {
@@ -510,9 +521,9 @@ void fetch_read(const struct fuse_call *call) {
     r->first = (uint32_t)(offset / CHUNK);
     r->chunks = (int)((offset + r->size - 1) / CHUNK - r->first + 1);
     r->low = call->handle;
-    r->deadline = clock_ms() + settings.deadline_ms;
     struct job *local = NULL;
     pthread_mutex_lock(&lock);
+    r->deadline = deadline_of(clock_ms());
     seen_add(r->node, ASKED, 1);
     seen_add(r->node, ASKED_BYTES, r->size);
     request_enter(r);
@@ -546,7 +557,7 @@ void fetch_lookup(const struct fuse_call *call, const uint8_t digest[DIGEST]) {
     struct job *job = r ? job_new(node, 0, false) : NULL;
     if (job) {
         *r = (struct request){.unique = call->unique, .pid = call->pid, .node = node, .lookup = true, .pending = 1};
-        r->deadline = clock_ms() + settings.deadline_ms;
+        r->deadline = deadline_of(clock_ms());
         p->lookups++; /* of this request; given back if it fails, so that the place stays the pack's meanwhile */
         job->lookup = r;
         request_enter(r);
@@ -677,9 +688,9 @@ static void job_abandon(struct job *job) {
         fetcher_start();
 }
 
-static void mark_away(int error) {
+static void mark_away(const struct job *job, int error) {
     if (!store_state.away_since)
-        store_state.away_since = clock_ms();
+        store_state.away_since = job->started;
     store_state.error = error;
 }
 
@@ -691,7 +702,7 @@ static void *clock_main(void *unused) {
         __atomic_store_n(&shared->heartbeat, (uint64_t)now, __ATOMIC_RELAXED);
         for (struct job *job = running; job; job = job->next)
             if (!job->abandoned && now - job->started > settings.deadline_ms / 2) {
-                mark_away(ETIMEDOUT);
+                mark_away(job, ETIMEDOUT);
                 job_abandon(job);
             }
         struct request *late = overdue(now);
@@ -764,7 +775,7 @@ static void keep_on_disk(struct job *job, struct chunk **kept) {
 /* What came of a job. Called and left with the lock. */
 static void job_end(struct job *job, enum outcome outcome, int64_t size) {
     if (outcome == AWAY)
-        mark_away(job->error);
+        mark_away(job, job->error);
     else
         store_state.away_since = 0;
     seen_add(job->node, STORE_READS, job->count > 0);
