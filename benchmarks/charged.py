@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.host import descendants
-from benchmarks.writes import written_bytes
+from benchmarks.writes import written
 
 __all__ = ["HOW", "Charge", "charged"]
 
@@ -65,7 +65,7 @@ def charged(argv: Sequence[str], folder: Path, *, env: Mapping[str, str] | None 
     No other child of this process may run meanwhile: CPU and writes are those of all children that have ended.
     """
     os.sync()
-    cpu, wrote = _children_cpu(), written_bytes([os.getpid()])
+    cpu, before = _children_cpu(), written([os.getpid()])
     peak = 0
     over = threading.Event()
     started = time.perf_counter()
@@ -91,7 +91,7 @@ def charged(argv: Sequence[str], folder: Path, *, env: Mapping[str, str] | None 
             process.wait()
     if process.returncode != 0:
         raise RuntimeError(f"{argv[0]} ended with {process.returncode}: {stderr[-400:]}")
-    wrote = written_bytes([os.getpid()]) - wrote
+    wrote = written([os.getpid()]).since(before).least
     cpu = _children_cpu() - cpu
     subprocess.run(["sync", "-f", str(folder)], check=True)
     return Charge(wall, time.perf_counter() - started, cpu, peak, wrote, stdout)

@@ -11,7 +11,7 @@ import zipfile
 from collections.abc import Sequence
 from pathlib import Path
 
-from dsec.environments.debian import choose_mirrors, configured_mirrors
+from dsec.environments.sources.debian import choose_mirrors, configured_mirrors
 
 __all__ = ["SITE_PACKAGES", "debian_root", "installed_wheel", "source_release"]
 

@@ -6,23 +6,17 @@ import sys
 import tempfile
 from pathlib import Path
 
-import msgspec
-
 from benchmarks.corpus import Corpus
+from benchmarks.root import store_folder
 from dsec.environments import EnvironmentStore, build
-from dsec.environments.manifest import Identity
 from libdsec.errors import DSecError
 
 __all__ = ["imported_store"]
 
 
-def _format() -> str:
-    return next(str(field.default) for field in msgspec.structs.fields(Identity) if field.name == "format")
-
-
 def imported_store(corpus: Corpus) -> Path:
     """A store that has each image as an environment of the image's name. One of another format is not taken for it."""
-    root = Path(corpus.folder) / f"store-{_format()}"
+    root = store_folder(Path(corpus.folder))
     with tempfile.TemporaryDirectory(prefix="dsec-bench-", dir="/var/tmp") as work:
         environments = EnvironmentStore(Path(work) / "state", Path(work) / "run", root)
         for image in corpus.images:

@@ -31,7 +31,7 @@ from benchmarks.measure import Block, Series
 from benchmarks.peers import PeerUnavailable
 from benchmarks.slowstore import SlowStore, StoreTraffic, compile_slow_store
 from benchmarks.stage import arguments, main
-from benchmarks.writes import HOW, device_written_bytes, written_bytes
+from benchmarks.writes import HOW, Written, device_written_bytes, written
 from libdsec import DSecClient, DSecContainerRunArgs
 
 __all__ = ["measure"]
@@ -46,15 +46,18 @@ class Burst:
 
     block: Block = field(default_factory=Block)
     traffic: StoreTraffic | None = None
-    written: int = 0
+    written: Written = field(default_factory=Written)
     device_written: int = 0
 
-    def to_json(self, all_bytes: int) -> dict[str, Any]:
+    def to_json(self, all_bytes: int, *, ours: bool) -> dict[str, Any]:
         """`image_share_read` is of the bytes that all images have together, unpacked."""
         document = Series([self.block]).to_json()
         for name in ("p50_ms_by_round", "p50_ms_best_round", "per_s"):
             document.pop(name, None)
-        document |= {"wall_s": round(self.block.wall_s, 2), "written_mb": round(self.written / MB, 2)}
+        document |= {
+            "wall_s": round(self.block.wall_s, 2),
+            "written_mb": round((self.written.most if ours else self.written.least) / MB, 2),
+        }
         document["device_written_mb"] = round(self.device_written / MB, 1)
         if self.traffic is not None:
             document |= {"store": self.traffic.to_json(), "image_share_read": round(self.traffic.bytes_read / all_bytes, 4)}
@@ -100,14 +103,14 @@ async def _ours(options: argparse.Namespace, corpus: Corpus, slow: SlowStore, fo
                         raise RuntimeError(f"the job of {image.name} ended with {result.exit_code}: {result.stderr[-300:]!r}")
                     done()
 
-            def written() -> int:
-                return written_bytes(daemon.pids(), daemon.state)
+            def writes() -> Written:
+                return written(daemon.pids(), daemon.state)
 
-            cold = await _burst(options, corpus, job, slow, written, folder)
+            cold = await _burst(options, corpus, job, slow, writes, folder)
             _tell("cold", cold)
             warm = []
             for number in range(options.rounds):
-                warm.append(await _burst(options, corpus, job, slow, written, folder))
+                warm.append(await _burst(options, corpus, job, slow, writes, folder))
                 _tell(f"warm {number + 1}/{options.rounds}", warm[-1])
         return cold, warm
     finally:
@@ -127,7 +130,7 @@ async def _eager(options: argparse.Namespace, corpus: Corpus, slow: SlowStore, f
                 await node.run(image)
                 done()
 
-            burst = await _burst(options, corpus, job, slow, lambda: written_bytes([os.getpid()]), folder)
+            burst = await _burst(options, corpus, job, slow, lambda: written([os.getpid()]), folder)
             _tell("eager", burst)
             return burst
     except PeerUnavailable as error:
@@ -139,14 +142,14 @@ async def _burst(
     corpus: Corpus,
     job: Callable[[Image, Callable[[], None]], Awaitable[None]],
     slow: SlowStore,
-    written: Callable[[], int],
+    writes: Callable[[], Written],
     folder: Path,
 ) -> Burst:
     """All sandboxes asked for at once. What comes after a job's result, as the sandbox's end, is not in its time."""
     burst = Burst()
     gate = asyncio.Semaphore(options.concurrency)
     await asyncio.to_thread(os.sync)
-    before, wrote, device = slow.traffic(), written(), device_written_bytes(folder)
+    before, wrote, device = slow.traffic(), writes(), device_written_bytes(folder)
     started = time.perf_counter()
 
     def done() -> None:
@@ -165,7 +168,7 @@ async def _burst(
         await asyncio.gather(*(one(number) for number in range(options.sandboxes)))
     burst.traffic = slow.traffic().since(before)
     await asyncio.to_thread(os.sync)
-    burst.written, burst.device_written = written() - wrote, device_written_bytes(folder) - device
+    burst.written, burst.device_written = writes().since(wrote), device_written_bytes(folder) - device
     return burst
 
 
@@ -191,7 +194,7 @@ def _tell(name: str, burst: Burst) -> None:
     assert burst.traffic is not None
     print(
         f"{name}: {len(burst.block.samples_ms)} results in {burst.block.wall_s:.1f} s, {burst.block.failures} failed, "
-        f"{burst.traffic.bytes_read / MB:.0f} MB in {burst.traffic.requests} requests from the store, {burst.written / MB:.1f} MB written"
+        f"{burst.traffic.bytes_read / MB:.0f} MB in {burst.traffic.requests} requests from the store, {burst.written.most / MB:.1f} MB written"
         + (f"; {burst.block.first_error}" if burst.block.first_error else ""),
         file=sys.stderr,
         flush=True,
@@ -208,7 +211,7 @@ def _document(options: argparse.Namespace, corpus: Corpus, cold: Burst, warm: li
     faster = fewer = None
     if isinstance(eager, Burst):
         faster = _ratio(eager.block.wall_s, cold.block.wall_s)
-        fewer = round((1 - cold.written / eager.written) * 100, 2) if eager.written else None
+        fewer = round((1 - cold.written.most / eager.written.least) * 100, 2) if eager.written.least else None
     failures = sum(burst.block.failures for burst in (cold, *warm))
     return {
         "n": options.sandboxes,
@@ -217,12 +220,16 @@ def _document(options: argparse.Namespace, corpus: Corpus, cold: Burst, warm: li
         "corpus": corpus.to_json(),
         "never_seen": "an empty state folder, and a new mount of the store: the page cache holds nothing of it; other caches stay",
         "written_how": HOW,
-        "dsec": {"cold": cold.to_json(everything), "warm": best.to_json(everything), "how": "libdsec run_container, exec of the job, stop"}
+        "dsec": {
+            "cold": cold.to_json(everything, ours=True),
+            "warm": best.to_json(everything, ours=True),
+            "how": "libdsec run_container, exec of the job, stop",
+        }
         | {"warm_wall_s_by_round": [round(burst.block.wall_s, 2) for burst in warm]},
         "peers": {
             "eager": {"absent": eager}
             if isinstance(eager, str)
-            else eager.to_json(everything)
+            else eager.to_json(everything, ours=False)
             | {"how": "each layer read, decompressed and untarred once, three at a time; then bwrap on an overlay of them, no cgroup"}
         },
         "budgets": {
@@ -240,9 +247,7 @@ if __name__ == "__main__":
     parser.add_argument("--sandboxes", type=int, default=200, help="asked for at once")
     parser.add_argument("--images", type=int, default=20, help="environments that they are spread over")
     parser.add_argument("--concurrency", type=int, default=200, help="sandboxes that the client has under way at once, ours and the peer's")
-    parser.add_argument(
-        "--compression", choices=["zstd", "gzip", "none"], default="zstd", help="of the layers that the peer pulls"
-    )
+    parser.add_argument("--compression", choices=["zstd", "gzip", "none"], default="zstd", help="of the layers that the peer pulls")
     parser.add_argument("--mb-per-s", type=float, default=100.0, help="what the store gives all its readers together")
     parser.add_argument("--request-ms", type=float, default=2.0, help="what each request to it takes, at least")
     parser.add_argument("--quick", action="store_true", help="small images")

@@ -12,15 +12,24 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+import msgspec
+
 from dsec.environments import EnvironmentStore, build
+from dsec.environments.manifest import Identity
 from libdsec.errors import NotFound
 
-__all__ = ["CACHE", "Root", "shared_root"]
+__all__ = ["CACHE", "Root", "shared_root", "store_folder"]
 
 CACHE = Path(__file__).resolve().parent.parent / "build" / "bench-cache"
 NAME = "bench"
 SOURCE = "debian:bookworm"
 PACKAGES = ["python3"]
+
+
+def store_folder(below: Path) -> Path:
+    """The store in a cache folder: another for each format of layers, as none can be read as another."""
+    form = next(field.default for field in msgspec.structs.fields(Identity) if field.name == "format")
+    return below / f"store-{form}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +48,8 @@ class Root:
 @contextlib.contextmanager
 def shared_root(folder: Path, *, cache: Path = CACHE) -> Iterator[Root]:
     """Builds what the cache lacks; mounts below `folder` and unmounts at the end."""
-    environments = EnvironmentStore(folder / "state", folder / "run", cache / "store")
+    store = store_folder(cache)
+    environments = EnvironmentStore(folder / "state", folder / "run", store)
     try:
         digest = environments.show(NAME).digest
     except NotFound:
@@ -53,7 +63,7 @@ def shared_root(folder: Path, *, cache: Path = CACHE) -> Iterator[Root]:
             partial = tar.with_suffix(".partial")
             subprocess.run(["tar", "-C", str(tree), "--numeric-owner", "-cf", str(partial), "."], check=True)
             partial.rename(tar)
-        yield Root(f"{NAME}@{digest}", cache / "store", tree, tar)
+        yield Root(f"{NAME}@{digest}", store, tree, tar)
     finally:
         environments.release(owner)
         environments.sweep_mounts(())

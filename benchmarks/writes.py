@@ -5,13 +5,15 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Iterable
+from dataclasses import dataclass
 from pathlib import Path
 
-__all__ = ["HOW", "device_written_bytes", "written_bytes"]
+__all__ = ["HOW", "Written", "device_written_bytes", "written"]
 
 HOW = (
-    "bytes that processes of it made dirty on disks (write_bytes of /proc/PID/io, with children that they waited for) and that reached "
-    "loop devices of its own, which counts some twice; device_written_mb is what the whole machine wrote meanwhile, others' writes too"
+    "written_mb: bytes that its processes made dirty on disks (write_bytes of /proc/PID/io, with children that they waited for), and bytes that "
+    "reached loop devices of its own; the two overlap: ours are the sum, a peer's the larger one. device_written_mb: what the whole machine "
+    "wrote meanwhile, others too"
 )
 SECTOR = 512
 
@@ -30,15 +32,40 @@ def _sectors_written(device: Path) -> int:
     return 0
 
 
-def written_bytes(pids: Iterable[int], folder: Path | None = None) -> int:
-    """So far, by these processes and by loop devices whose file lies below `folder`."""
-    total = sum(map(_process_written, pids))
-    if folder is not None:
-        for loop in Path("/sys/block").glob("loop*"):
-            with contextlib.suppress(OSError):
-                if (loop / "loop/backing_file").read_text().startswith(f"{folder}/"):
-                    total += _sectors_written(loop) * SECTOR
-    return total
+@dataclass(frozen=True, slots=True)
+class Written:
+    """Two readings of the same that overlap: what goes through a file system on a loop device is in both."""
+
+    by_processes: int = 0
+    to_loops: int = 0
+
+    def since(self, before: Written) -> Written:
+        """The difference."""
+        return Written(self.by_processes - before.by_processes, self.to_loops - before.to_loops)
+
+    def plus(self, more: Written) -> Written:
+        """The sum."""
+        return Written(self.by_processes + more.by_processes, self.to_loops + more.to_loops)
+
+    @property
+    def most(self) -> int:
+        """No more than that was written."""
+        return self.by_processes + self.to_loops
+
+    @property
+    def least(self) -> int:
+        """No less than that was written."""
+        return max(self.by_processes, self.to_loops)
+
+
+def written(pids: Iterable[int], folder: Path | None = None) -> Written:
+    """So far, by these processes and to loop devices whose file lies below `folder`."""
+    loops = 0
+    for loop in Path("/sys/block").glob("loop*") if folder is not None else ():
+        with contextlib.suppress(OSError):
+            if (loop / "loop/backing_file").read_text().startswith(f"{folder}/"):
+                loops += _sectors_written(loop) * SECTOR
+    return Written(sum(map(_process_written, pids)), loops)
 
 
 def device_written_bytes(folder: Path) -> int:

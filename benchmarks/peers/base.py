@@ -105,6 +105,18 @@ class Peer:
     async def copy_out(self, sandbox: str, remote: str, local: Path) -> float:
         raise PeerUnavailable(f"{self.name} has no file transfer")
 
+    async def commit(self, sandbox: str, image: str) -> float:
+        """Keep the sandbox's files as `image`."""
+        raise PeerUnavailable(f"{self.name} keeps no sandbox's files")
+
+    async def start_from(self, image: str) -> str:
+        """A sandbox that stays, of an image that `commit` made."""
+        raise PeerUnavailable(f"{self.name} keeps no sandbox's files")
+
+    async def run(self, sandbox: str, argv: list[str]) -> float:
+        """A command in a living sandbox; RuntimeError unless it ends with 0."""
+        raise PeerUnavailable(f"{self.name} has no exec")
+
     def peak_rss_mb(self) -> dict[str, float]:
         """By process name, of the peer's own long-lived processes."""
         return {}

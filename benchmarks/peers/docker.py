@@ -143,6 +143,7 @@ class Docker(_DockerPeer):
     how: ClassVar[dict[str, str]] = {
         "create": "Engine API on the socket: create, start, wait for its own command `true`; network none; removal not in the latency",
         "exec": "Engine API on the socket: exec create, start, read to the end, inspect for the exit code",
+        "fork": "Engine API on the socket: commit with pause, then create and start of each",
     }
 
     no_streams: ClassVar[str] = "measured as docker_command: people copy files and stream output with the command"
@@ -153,9 +154,9 @@ class Docker(_DockerPeer):
                 raise RuntimeError(f"docker {method} {path}: {answer.status} {(await answer.text())[:300]}")
             return await answer.json() if "json" in answer.content_type else await answer.read()
 
-    async def _make(self, command: list[str]) -> str:
+    async def _make(self, command: list[str], image: str = IMAGE) -> str:
         limits = {"NetworkMode": "none", "CgroupParent": self.daemon.cgroup_parent}
-        made = await self._ask("POST", "/containers/create", {"Image": IMAGE, "Cmd": command, "HostConfig": limits})
+        made = await self._ask("POST", "/containers/create", {"Image": image, "Cmd": command, "HostConfig": limits})
         return str(made["Id"])
 
     async def create(self) -> float:
@@ -176,16 +177,27 @@ class Docker(_DockerPeer):
         return took
 
     async def start(self) -> str:
-        identifier = await self._make(["sleep", "infinity"])
+        return await self.start_from(IMAGE)
+
+    async def start_from(self, image: str) -> str:
+        identifier = await self._make(["sleep", "infinity"], image)
         await self._ask("POST", f"/containers/{identifier}/start")
         return identifier
+
+    async def commit(self, sandbox: str, image: str) -> float:
+        started = time.perf_counter()
+        await self._ask("POST", "/commit", {}, params={"container": sandbox, "repo": image, "pause": "1"})
+        return time.perf_counter() - started
 
     async def remove(self, sandbox: str) -> None:
         await self._ask("DELETE", f"/containers/{sandbox}", params={"force": "1"})
 
     async def exec_true(self, sandbox: str) -> float:
+        return await self.run(sandbox, ["true"])
+
+    async def run(self, sandbox: str, argv: list[str]) -> float:
         started = time.perf_counter()
-        made = await self._ask("POST", f"/containers/{sandbox}/exec", {"Cmd": ["true"], "AttachStdout": True, "AttachStderr": True})
+        made = await self._ask("POST", f"/containers/{sandbox}/exec", {"Cmd": argv, "AttachStdout": True, "AttachStderr": True})
         await self._ask("POST", f"/exec/{made['Id']}/start", {"Detach": False, "Tty": False})
         outcome = await self._ask("GET", f"/exec/{made['Id']}/json")
         took = time.perf_counter() - started
