@@ -14,7 +14,10 @@ import pytest
 from trees import describe
 
 from dsec.environments import build
-from dsec.environments.tree import Attributes, RootedTree
+from dsec.environments.packs import Packer
+from dsec.environments.sources.archives import Budget, read_tar
+from dsec.environments.sources.builder import TreeBuilder
+from dsec.environments.sources.streams import Extent, decompressed
 from libdsec.errors import DSecError, InvalidArgument, QuotaExceeded
 
 pytestmark = pytest.mark.root
@@ -98,14 +101,12 @@ def test_long_names_and_big_numbers_survive(store, tmp_path, form):
     assert (found.st_uid, found.st_gid, found.st_mtime) == (3_000_000, 4_000_000, 5_000_000_000)
 
 
-def test_holes_stay_holes(tmp_path, full_tree):
-    tree = tmp_path / "out"
-    tree.mkdir()
-    with RootedTree(tree) as rooted:
-        rooted.add_file("sparse", [bytes(1 << 16)] * 64 + [b"end"], Attributes(mode=0o644))
-    found = (tree / "sparse").stat()
-    assert found.st_size == (64 << 16) + 3
-    assert found.st_blocks * 512 < 64 << 10
+def test_holes_stay_holes(store, tmp_path):
+    packed = write_tar(tmp_path / "t", file("sparse", bytes(64 << 16) + b"end"))
+    info = build(store, "archive", source=f"tar:{packed}")
+    assert info.data_bytes == 4096
+    [path] = store.acquire(store.resolve(["archive"]).digests, "sb-1")
+    assert Path(path, "sparse").read_bytes() == bytes(64 << 16) + b"end"
 
 
 def test_a_later_member_replaces_an_earlier_one_of_any_kind(store, tmp_path):
@@ -210,15 +211,11 @@ def test_links_are_followed_inside_alone(store, tmp_path, outside, attack):
     assert any("evil" in names for _, folders, files in os.walk(root) for names in [folders + files])
 
 
-def test_a_folder_swapped_for_a_link_between_members_leads_nowhere(tmp_path, outside):
-    """The folder that was opened for one member is not the one that the next one names."""
-    tree = tmp_path / "tree"
-    tree.mkdir()
-    with RootedTree(tree) as rooted:
-        rooted.add_file("d/one", [b"1"], Attributes())
-        rooted.add_symlink("d", str(outside), Attributes())
-        with pytest.raises(InvalidArgument):
-            rooted.add_file("d/evil", [b"2"], Attributes())
+def test_a_folder_swapped_for_a_link_between_members_leads_nowhere(store, tmp_path, outside):
+    """The folder that was found for one member is not the one that the next one names."""
+    packed = write_tar(tmp_path / "t", file("d/one"), symlink("d", str(outside)), file("d/evil"))
+    with pytest.raises(InvalidArgument, match="leads nowhere"):
+        build(store, "evil", source=f"tar:{packed}")
 
 
 @pytest.mark.parametrize("kept", ["half a header", "no end mark", "half the data", "nothing", "garbage after a member"])
@@ -268,12 +265,22 @@ def test_a_header_that_claims_gigabytes_takes_no_memory(store, tmp_path):
         build(store, "bomb", source=f"tar:{tmp_path / 'bomb'}")
 
 
-def test_a_member_larger_than_the_budget_ends_the_unpacking(tmp_path):
-    tree = tmp_path / "tree"
-    tree.mkdir()
-    with RootedTree(tree, budget_bytes=1 << 20) as rooted:
-        with pytest.raises(QuotaExceeded) as caught:
-            rooted.add_file("bomb", (bytes(1 << 16) for _ in range(1000)), Attributes())
+def read(path, folder, budget):
+    """The tree of a tar, its contents in `folder`."""
+    packer = Packer(folder)
+    builder = TreeBuilder()
+    try:
+        with path.open("rb", buffering=0) as opened, decompressed(Extent(opened.fileno()), lambda done, total: None) as stream:
+            read_tar(stream, builder, packer.add, Budget(budget))
+    finally:
+        packer.close()
+    return builder.finish()
+
+
+def test_a_member_larger_than_the_budget_ends_the_reading(tmp_path):
+    packed = write_tar(tmp_path / "t", file("bomb", bytes(2 << 20)))
+    with pytest.raises(QuotaExceeded) as caught:
+        read(packed, tmp_path, 1 << 20)
     assert caught.value.cause == "disk"
 
 

@@ -279,10 +279,14 @@ def test_a_whiteout_through_a_link_removes_nothing_outside(store, layout, tmp_pa
 
 
 def test_an_image_keeps_what_a_tar_keeps(store, layout, full_tree, tmp_path):
+    """But for what hides things of layers below: in a first layer there is nothing to hide."""
+    (full_tree / "whiteout").unlink()
+    os.removexattr(full_tree / "a/b", "trusted.overlay.opaque")
+    os.utime(full_tree, ns=(0, 1_200_000_000_000_000_007))
     packed = subprocess.run(
         ["tar", "-c", "--format=pax", "--xattrs", "--xattrs-include=*", "-C", full_tree, "."], check=True, capture_output=True
     ).stdout
-    build(store, "image", source=f"oci:{layout.image([packed]).write()}", kind="toolkit")
+    build(store, "image", source=f"oci:{layout.image([packed], configuration={}).write()}", kind="toolkit")
     build(store, "bare", source=f"tar:{write(tmp_path / 'bare', LAYERS[0])}")
     root = store.acquire(store.resolve(["bare", "image"]).digests, "sb-1")[1]
     assert describe(root) == describe(full_tree)

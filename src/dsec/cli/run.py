@@ -150,7 +150,7 @@ def _run(
             ttl_running_stop=ttl,
             ttl_max=ttl_max,
             network=network,  # type: ignore[arg-type]
-            init_user=user or "root",
+            init_user=user,
             env=pairs(env or [], "--env"),
             workdir=workdir,
             hostname=hostname,

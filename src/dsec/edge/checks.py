@@ -122,7 +122,8 @@ def check_create(request: CreateRequest, host_memory_mb: int) -> None:
     for name, allowed in args.network_rules.items():
         if allowed:
             raise Unsupported(f"network_rules[{name!r}]: the allowlist does not exist yet, only False is accepted", field="network_rules")
-    check_user(args.init_user, "init_user")
+    if args.init_user:
+        check_user(args.init_user, "init_user")
     if check_env(args.env) > MAX_COMMAND_BYTES // 2:
         raise InvalidArgument(f"env is larger than {MAX_COMMAND_BYTES // 2} bytes", field="env")
     if args.workdir:

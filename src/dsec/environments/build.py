@@ -1,36 +1,52 @@
-"""Building a layer: the source becomes a tree, the tree an image, the image a published layer with a name."""
+"""Building a layer: the source becomes a tree while it is read, the tree an image, the image a published layer with a name."""
 
 from __future__ import annotations
 
+import contextlib
 import errno
-import time
+import platform
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from importlib.metadata import version
 from pathlib import Path
+from typing import Final
 
-from dsec.environments.durable import digest_file
+import msgspec
+
 from dsec.environments.environment import EnvironmentStore
-from dsec.environments.image import build_image
-from dsec.environments.manifest import KINDS, Configuration, Identity, Kind, Manifest, identity_digest
+from dsec.environments.manifest import KINDS, Configuration, Kind
 from dsec.environments.names import DEFAULT_TAG, Reference, check_name, check_tag
-from dsec.environments.sources import Source, fetch_source, parse_source
-from dsec.environments.store import DATA, METADATA
-from dsec.environments.tree import RootedTree, furnish_base
-from libdsec.errors import InvalidArgument, QuotaExceeded
+from dsec.environments.packs import ContentsLost, KnownContents
+from dsec.environments.publish import publish_tree
+from dsec.environments.sources import Fetched, RegistryOptions, Source, Workbench, data_bytes, fetch_source, parse_source
+from dsec.environments.sources.furnishing import furnish_base, nest
+from dsec.environments.trees import Node, collapse
+from libdsec.errors import DSecError, InvalidArgument, QuotaExceeded
 from libdsec.schema import EnvironmentInfo
 
-__all__ = ["DEFAULT_DESTINATION", "BuildProgress", "build"]
+__all__ = ["COLLAPSE_BELOW", "DEFAULT_DESTINATION", "BuildProgress", "build"]
 
 DEFAULT_DESTINATION = "/workspace"
+
+COLLAPSE_BELOW: Final = 3_000_000_000
+"""Bytes of contents up to which consecutive layers of an image become one: a look-up in an overlay costs by its layers."""
+
+_ATTEMPTS: Final = 4
+_BUILT: Final[tuple[Kind, ...]] = tuple(kind for kind in KINDS if kind != "snapshot")
 
 
 @dataclass(frozen=True, slots=True)
 class BuildProgress:
-    """What a build does now: fetch, image, digest, publish. `done` and `total` are in bytes where `total` is known, else both are 0."""
+    """What a build does now: fetch, merge, publish. `done` and `total` are in bytes where they are known, else 0.
+
+    Of an image, `layer` is the number of the one that is read, from 1, and `layers` how many there are; else both are 0.
+    """
 
     phase: str
     done: int = 0
     total: int = 0
+    layer: int = 0
+    layers: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +55,10 @@ class _Request:
     source: Source
     kind: Kind
     destination: str
-    include: Sequence[str] = field(default=())
+    include: Sequence[str]
+    registry: RegistryOptions
+    collapse_below: int
+    command: str = field(default="")
 
 
 def build(
@@ -51,106 +70,156 @@ def build(
     include: Sequence[str] = (),
     tag: str = DEFAULT_TAG,
     dest: str | None = None,
+    collapse_below: int = COLLAPSE_BELOW,
+    authfile: Path | None = None,
+    tls_verify: bool = True,
+    command: str = "",
     progress: Callable[[BuildProgress], None] | None = None,
 ) -> EnvironmentInfo:
     """Build `source` and let `name:tag` mean the layer. Blocks for as long as it takes: run it in a thread.
 
-    `source` is `debian:SUITE` (with the packages `include`), `dir:PATH`, `tar:PATH`, `oci:PATH` (layout or docker archive), or for a
-    workspace `git:PATH[@REF]` and `sdist:PATH`. `kind` defaults to base, for git and sdist to workspace. `dest` is the folder in the
-    sandbox that the tree lies in: for a base `/`, for others `/workspace` unless given.
+    `source` is `debian:SUITE` (with the packages `include`), `dir:PATH`, `tar:PATH`, `oci:PATH[@TAG]` (layout or docker archive),
+    `docker://HOST/NAME` (through skopeo, with the credentials in `authfile`), or for a workspace `git:PATH[@REF]` and `sdist:PATH`. `kind`
+    defaults to base, for git and sdist to workspace. `dest` is the folder in the sandbox that the tree lies in: for a base `/`, for others
+    `/workspace` unless given. Layers of an image are kept apart for other images, and become one layer of the environment up to
+    `collapse_below` bytes of contents; what is more becomes a second one over it, and so on. `command` is noted as what was asked for.
 
     Raises InvalidArgument naming the field; QuotaExceeded(cause="disk") on a full disk; DSecError(cause="tool-failed") with what a tool
-    said. On any failure, a kill included, nothing is visible; what is left in temporary folders goes with the next build or sweep.
+    said. On any failure, a kill included, no name is changed; layers of an image that were read stay known until they are collected as
+    garbage, and what is left in temporary folders goes with the next build or sweep.
     """
-    request = _checked(name, source, kind, include, tag, dest)
+    request = _checked(name, source, kind, include, tag, dest, RegistryOptions(authfile, tls_verify), collapse_below, command)
     tell = progress if progress is not None else lambda _: None
     store.layers.prepare()
     store.sweep_builds()
     try:
-        return _build(store, request, tell)
+        for attempt in range(_ATTEMPTS):
+            try:
+                return _build(store, request, tell)
+            except ContentsLost as error:  # a collection of garbage took what this build referred to: it is stored anew
+                if attempt == _ATTEMPTS - 1:
+                    raise DSecError(
+                        f"contents of {name} vanished from the store again and again: {error}", cause="store", ran="ran"
+                    ) from error
     except OSError as error:
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
             raise QuotaExceeded(f"the disk is full while building {name}: {error}", cause="disk", ran="ran") from error
         raise
+    raise AssertionError("unreachable")
 
 
-def _checked(name: str, source: str, kind: Kind | None, include: Sequence[str], tag: str, dest: str | None) -> _Request:
+def _checked(
+    name: str,
+    source: str,
+    kind: Kind | None,
+    include: Sequence[str],
+    tag: str,
+    dest: str | None,
+    registry: RegistryOptions,
+    collapse_below: int,
+    command: str,
+) -> _Request:
     reference = Reference(check_name(name), tag=check_tag(tag))
     parsed = parse_source(source)
     if kind is None:
         kind = "workspace" if parsed.scheme in ("git", "sdist") else "base"
-    if kind not in KINDS:
-        raise InvalidArgument(f"kind: {kind!r} is none of {', '.join(KINDS)}", field="kind")
+    if kind not in _BUILT:
+        raise InvalidArgument(f"kind: {kind!r} is none of {', '.join(_BUILT)}", field="kind")
     if kind == "base" and parsed.scheme in ("git", "sdist"):
         raise InvalidArgument(f"kind: {parsed.scheme} gives a workspace or toolkit, not a base", field="kind")
     if kind != "base" and parsed.scheme == "debian":
         raise InvalidArgument("kind: debian gives a base", field="kind")
     if include and parsed.scheme != "debian":
         raise InvalidArgument(f"include: only debian takes packages, not {parsed.scheme}", field="include")
-    destination = dest if dest is not None else "/" if kind == "base" or parsed.scheme == "oci" else DEFAULT_DESTINATION
+    if collapse_below < 0:
+        raise InvalidArgument(f"collapse_below: {collapse_below} bytes are none", field="collapse_below")
+    image = parsed.scheme in ("oci", "docker")
+    destination = dest if dest is not None else "/" if kind == "base" or image else DEFAULT_DESTINATION
     if not destination.startswith("/") or "\0" in destination or ".." in destination.split("/"):
         raise InvalidArgument(f"dest: {destination!r} is no absolute path without '..'", field="dest")
     destination = "/" + "/".join(part for part in destination.split("/") if part not in ("", "."))
     if kind == "base" and destination != "/":
         raise InvalidArgument("dest: a base lies in /", field="dest")
-    return _Request(reference, parsed, kind, destination, tuple(include))
+    return _Request(reference, parsed, kind, destination, tuple(include), registry, collapse_below, command)
 
 
 def _build(store: EnvironmentStore, request: _Request, tell: Callable[[BuildProgress], None]) -> EnvironmentInfo:
-    with store.staging.lease() as staging, store.layers.building.lease() as building:
-        tree = staging / "tree"
-        tree.mkdir(mode=0o755)
-        tell(BuildProgress("fetch"))
-        with RootedTree(tree) as rooted:
+    layers = store.layers
+    with (
+        store.staging.lease() as scratch,
+        layers.building.lease() as folder,
+        KnownContents(store.state / "contents.db", layers.packs.folder) as known,
+    ):
+        known.refresh()
+        bench = Workbench(layers, folder, scratch, known, source=request.source.text)
+        try:
+            tell(BuildProgress("fetch"))
             fetched = fetch_source(
                 request.source,
-                rooted,
-                request.destination,
-                work=staging,
+                bench,
                 include=request.include,
-                progress=lambda done, total: tell(BuildProgress("fetch", done, total)),
+                registry=request.registry,
+                progress=lambda done, total, layer, count: tell(BuildProgress("fetch", done, total, layer, count)),
             )
+            tell(BuildProgress("merge"))
+            trees = fetched.trees or [nest(Node(0o40755, children={}), "/")]
             if request.kind == "base":
-                furnish_base(rooted)
-        settings = fetched.configuration
-        if not settings.workdir and request.kind == "workspace" and request.destination != "/":
-            settings = Configuration(env=settings.env, workdir=request.destination, user=settings.user, entrypoint=settings.entrypoint)
-
-        layer = building / "layer"
-        layer.mkdir(mode=0o700)
-        tell(BuildProgress("image"))
-        build_image(tree, layer / METADATA, layer / DATA)
-        identity = _identity(layer, request.kind, settings, tell)
+                furnish_base(trees)
+            groups = [nest(tree, request.destination) for tree in _grouped(trees, request.collapse_below)]
+            pack, place = bench.finish(groups)
+        finally:
+            bench.close()
         tell(BuildProgress("publish"))
-        with store.layers.settled(exclusive=False):
-            manifest = store.layers.publish(
-                layer,
-                Manifest(
-                    digest=identity_digest(identity),
-                    identity=identity,
-                    name=request.reference.name,
-                    source=request.source.text,
-                    created_at=time.time(),
-                    provenance=fetched.provenance,
-                ),
+        below: list[str] = []
+        provenance = _provenance(store, request, fetched)
+        for number, tree in enumerate(groups, 1):
+            top = number == len(groups)
+            manifest = publish_tree(
+                layers,
+                tree,
+                pack=pack,
+                folder=place,
+                kind=request.kind,
+                source=request.source.text,
+                name=request.reference.name,
+                reference=request.reference if top else None,
+                configuration=_settings(request, fetched) if top else None,
+                provenance=provenance,
+                below=below,
             )
-            store.layers.set_tag(request.reference, manifest.digest)
+            below.append(manifest.digest)
     return store.show(str(request.reference))
 
 
-def _identity(layer: Path, kind: Kind, settings: Configuration, tell: Callable[[BuildProgress], None]) -> Identity:
-    total = sum((layer / file).stat().st_size for file in (METADATA, DATA))
-    done = 0
+def _settings(request: _Request, fetched: Fetched) -> Configuration:
+    settings = fetched.configuration
+    if not settings.workdir and request.kind == "workspace" and request.destination != "/":
+        return msgspec.structs.replace(settings, workdir=request.destination)
+    return settings
 
-    def count(size: int) -> None:
-        nonlocal done
-        done += size
-        tell(BuildProgress("digest", done, total))
 
-    return Identity(
-        format="dsec-layer-1",
-        kind=kind,
-        metadata=digest_file(layer / METADATA, count),
-        data=digest_file(layer / DATA, count),
-        configuration=settings,
-    )
+def _provenance(store: EnvironmentStore, request: _Request, fetched: Fetched) -> dict[str, str]:
+    """What is told of the layer: where from, by which command and with what, and what the name meant before."""
+    found = {"dsec": version("dsec"), "host": f"{platform.system()} {platform.release()} {platform.machine()}"}
+    if request.command:
+        found["command"] = request.command
+    with contextlib.suppress(DSecError):  # it meant nothing, or what it meant is lost
+        found["replaces"] = store.layers.digest_of(request.reference)
+    return found | fetched.provenance
+
+
+def _grouped(trees: Sequence[Node], limit: int) -> list[Node]:
+    """Consecutive layers become one as long as their contents stay below `limit`; whiteouts stay where something lies below."""
+    if len(trees) == 1:
+        return list(trees)
+    groups: list[list[Node]] = []
+    size = 0
+    for tree in trees:
+        own = data_bytes(tree)
+        if groups and size + own <= limit:
+            groups[-1].append(tree)
+            size += own
+        else:
+            groups.append([tree])
+            size = own
+    return [collapse(group, keep_whiteouts=number > 0) for number, group in enumerate(groups)]

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from dsec.environments.tools import run_tool
+from dsec.environments.tools import ToolOutput, run_tool, tool_output
 from libdsec.errors import InvalidArgument, NotFound
 
-__all__ = ["Mirror", "bootstrap_debian", "check_packages", "check_suite", "choose_mirrors", "configured_mirrors"]
+__all__ = ["Mirror", "bootstrapped", "check_packages", "check_suite", "choose_mirrors", "configured_mirrors"]
 
 _SUITE = re.compile(r"[a-z][a-z0-9.-]{1,40}")
 _PACKAGE = re.compile(r"[a-z0-9][a-z0-9+.-]+(?::[a-z0-9]+)?(?:=[A-Za-z0-9.+:~-]+)?(?:/[a-z0-9-]+)?")
@@ -66,24 +67,25 @@ def choose_mirrors(configured: Sequence[Mirror], suite: str) -> list[Mirror]:
     return [Mirror(main.uri, suite, ("main",))]
 
 
-def bootstrap_debian(suite: str, packages: Sequence[str], target: Path, work: Path) -> dict[str, str]:
-    """Fill `target` with a minimal system and `packages`; returns where it came from.
+@contextlib.contextmanager
+def bootstrapped(mirrors: Sequence[Mirror], suite: str, packages: Sequence[str], work: Path) -> Iterator[ToolOutput]:
+    """A minimal system with `packages`, as the tar stream that mmdebstrap writes.
 
     It runs in mount and pid namespaces of its own: what it mounts and starts ends with it, also when it is killed. Where mounts are
     shared, what is unmounted outside meanwhile goes inside too, so that a build pins nobody's disk.
     """
-    mirrors = choose_mirrors(configured_mirrors(), suite)
     temporary = work / "bootstrap"
     temporary.mkdir()
-    run_tool(
+    with tool_output(
         [
             "unshare", "--mount", "--propagation=slave", "--pid", "--fork", "--kill-child=KILL", "--mount-proc", "--",
-            "mmdebstrap", "--mode=root", "--format=directory", "--variant=minbase",
-            "--dpkgopt=force-unsafe-io", "--aptopt=Acquire::Languages none", "--skip=check/empty",
+            "mmdebstrap", "--mode=root", "--format=tar", "--variant=minbase",
+            "--dpkgopt=force-unsafe-io", "--aptopt=Acquire::Languages none",
             *([f"--include={','.join(packages)}"] if packages else []),
-            suite, str(target), *(mirror.line for mirror in mirrors),
+            suite, "-", *(mirror.line for mirror in mirrors),
         ],
         name="mmdebstrap",
         environment={"TMPDIR": str(temporary)},
-    )  # fmt: skip
-    return {"suite": suite, "packages": " ".join(packages), "mirrors": "; ".join(mirror.line for mirror in mirrors)}
+        work=work,
+    ) as output:  # fmt: skip
+        yield output

@@ -14,8 +14,9 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import IO, Final
 
+from dsec.environments.sources.builder import TreeBuilder
 from dsec.environments.tools import leashed, run_tool
-from dsec.environments.tree import Attributes, RootedTree
+from dsec.environments.trees import AddContent, Node
 from libdsec.errors import DSecError, InvalidArgument
 
 __all__ = ["export_commit"]
@@ -30,9 +31,9 @@ def _git(repository: Path, *arguments: str) -> list[str]:
 
 
 def export_commit(
-    repository: Path, revision: str, tree: RootedTree, destination: str, progress: Callable[[int, int], None]
+    repository: Path, revision: str, builder: TreeBuilder, add: AddContent, progress: Callable[[int, int], None]
 ) -> dict[str, str]:
-    """Write the commit's files, dated as it is, and return which commit it was. Submodules become empty folders."""
+    """Put the commit's files in `builder`, dated as it is, and return which commit it was. Submodules become empty folders."""
     try:
         commit = run_tool(
             _git(repository, "rev-parse", "--verify", "--end-of-options", f"{revision}^{{commit}}"), environment=_ENVIRONMENT
@@ -44,20 +45,21 @@ def export_commit(
     seconds = int(run_tool(_git(repository, "log", "-1", "--format=%ct", commit), environment=_ENVIRONMENT))
     listing = run_tool(_git(repository, "ls-tree", "-r", "-z", "--full-tree", commit), environment=_ENVIRONMENT)
     entries = [entry for entry in listing.split(b"\0") if entry]
-    prefix = destination.strip("/")
     mtime = seconds * 1_000_000_000
-    tree.add_folder(prefix, Attributes(mtime_ns=mtime))
+    builder.put(b"", Node(stat.S_IFDIR | 0o755, mtime_ns=mtime, children={}))
     with _blobs(repository) as read:
         for done, entry in enumerate(entries, 1):
             facts, _, raw_name = entry.partition(b"\t")
             mode, kind, identifier = facts.decode().split()
-            name = f"{prefix}/{os.fsdecode(raw_name)}"
             if kind == "commit":
-                tree.add_folder(name, Attributes(mtime_ns=mtime))
+                node = Node(stat.S_IFDIR | 0o755, mtime_ns=mtime, children={})
             elif stat.S_ISLNK(int(mode, 8)):
-                tree.add_symlink(name, os.fsdecode(b"".join(read(identifier))), Attributes(mtime_ns=mtime))
+                node = Node(stat.S_IFLNK | 0o777, mtime_ns=mtime, target=b"".join(read(identifier)))
             else:
-                tree.add_file(name, read(identifier), Attributes(mode=0o755 if int(mode, 8) & 0o100 else 0o644, mtime_ns=mtime))
+                size, inline, segments = add(read(identifier))
+                executable = int(mode, 8) & 0o100
+                node = Node(stat.S_IFREG | (0o755 if executable else 0o644), mtime_ns=mtime, size=size, inline=inline, segments=segments)
+            builder.put(raw_name, node)
             progress(done, len(entries))
     return {"commit": commit}
 

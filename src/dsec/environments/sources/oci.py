@@ -1,0 +1,99 @@
+"""Images as containers ship them: each layer becomes a tree, read once for all images that have it; then they are laid over each other.
+
+Nothing is taken on trust: each layer's tar stream must have the digest that the image's configuration names. That is known when the stream
+ends, and nothing of it is kept if it has another.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from dsec.environments.manifest import Configuration
+from dsec.environments.sources.archives import read_layer
+from dsec.environments.sources.blobs import Blobs, opened_image
+from dsec.environments.sources.furnishing import add_folder
+from dsec.environments.sources.grounding import ground
+from dsec.environments.sources.imagefiles import ImageLayer, find_image
+from dsec.environments.sources.refusals import damaged
+from dsec.environments.sources.streams import decompressed
+from dsec.environments.sources.view import View
+from dsec.environments.sources.workbench import Workbench
+from dsec.environments.trees import Node
+
+__all__ = ["ImageContents", "Progress", "read_image"]
+
+Progress = Callable[[int, int, int, int], None]
+"""Told of bytes done, bytes in all (0 if not known), the number of the layer from 1 and that of all layers (0 if there are none)."""
+
+
+@dataclass(frozen=True, slots=True)
+class ImageContents:
+    """Trees from the bottom, as overlayfs can lay them over each other, and what the image says of itself."""
+
+    trees: list[Node]
+    configuration: Configuration
+    provenance: dict[str, str]
+
+
+def read_image(path: Path, wanted: str, bench: Workbench, progress: Progress) -> ImageContents:
+    """The image at `path`, an OCI layout or a docker archive, in a folder or a tar; see `find_image` for `wanted`."""
+    with opened_image(path, bench.scratch, lambda done, total: progress(done, total, 0, 0)) as blobs:
+        image = find_image(blobs, wanted)
+        raw: list[Node] = []
+        known = 0
+        for number, layer in enumerate(image.layers, 1):
+            progress(0, 0, number, len(image.layers))
+            tree = bench.imported(layer.diff_id)
+            if tree is None:
+                tree = _read(blobs, layer, bench, lambda done, total, at=number: progress(done, total, at, len(image.layers)))  # type: ignore[misc]
+                bench.keep_import(layer.diff_id, tree)
+            else:
+                known += 1
+            raw.append(tree)
+    bench.publish_imports()
+    trees: list[Node] = []
+    for tree in raw:
+        trees.append(ground(tree, View(trees) if trees else None))
+    inner = image.settings.get("config") or {}
+    if trees:
+        _furnish(trees, inner)
+    provenance = {"image": image.digest, "layers": str(len(image.layers)), "layers_known": str(known)}
+    if image.manifest:
+        provenance["image_manifest"] = image.manifest
+    return ImageContents(trees, _configuration(inner), provenance)
+
+
+def _read(blobs: Blobs, layer: ImageLayer, bench: Workbench, progress: Callable[[int, int], None]) -> Node:
+    with blobs.opened(layer.blob) as extent, decompressed(extent, progress) as stream:
+        tree, found = read_layer(stream, bench.add, bench.budget)
+    if layer.diff_id != f"sha256:{found}":
+        raise damaged(f"a layer has the digest sha256:{found} instead of {layer.diff_id:.100}")
+    return tree
+
+
+def _furnish(trees: list[Node], inner: dict[str, Any]) -> None:
+    """Volumes and the working directory exist in a container, made if the image has them not."""
+    for path in (*sorted(inner.get("Volumes") or {}), inner.get("WorkingDir") or "/"):
+        add_folder(trees, path)
+
+
+def _configuration(inner: dict[str, Any]) -> Configuration:
+    env = dict(text.partition("=")[::2] for text in inner.get("Env") or [] if "=" in text)
+    try:
+        return msgspec.convert(
+            {
+                "env": env,
+                "workdir": inner.get("WorkingDir") or "",
+                "user": inner.get("User") or "",
+                "entrypoint": inner.get("Entrypoint") or [],
+                "command": inner.get("Cmd") or [],
+            },
+            Configuration,
+        )
+    except msgspec.ValidationError as error:
+        raise damaged(f"its settings are none: {error}") from error
