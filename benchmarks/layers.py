@@ -30,7 +30,7 @@ from benchmarks.peers import PeerUnavailable
 from benchmarks.peers.base import run_command, which
 from benchmarks.root import CACHE
 from benchmarks.stage import Stage, arguments, main, open_stage
-from benchmarks.writes import HOW, device_written, written
+from benchmarks.writes import HOW, Written, device_written_bytes, written
 from dsec.environments import EnvironmentStore, build
 from dsec.environments.manifest import Kind
 from libdsec import DSecContainerRunArgs, Sandbox
@@ -185,7 +185,7 @@ class WriteMeter:
 
     def _read(self) -> tuple[Written, int]:
         daemon = self._stage.daemon
-        return written(daemon.pids(), daemon.state), device_written(self._stage.folder)
+        return written(daemon.pids(), daemon.state), device_written_bytes(self._stage.folder)
 
     def to_json(self, *, ours: bool) -> dict[str, float]:
         each = max(1, self.sandboxes)

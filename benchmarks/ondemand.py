@@ -194,8 +194,8 @@ def _tell(name: str, burst: Burst) -> None:
     assert burst.traffic is not None
     print(
         f"{name}: {len(burst.block.samples_ms)} results in {burst.block.wall_s:.1f} s, {burst.block.failures} failed, "
-        f"{burst.traffic.bytes_read / MB:.0f} MB in {burst.traffic.requests} requests from the store, {burst.written.most / MB:.1f} MB written"
-        + (f"; {burst.block.first_error}" if burst.block.first_error else ""),
+        f"{burst.traffic.bytes_read / MB:.0f} MB in {burst.traffic.requests} requests from the store"
+        f", {burst.written.most / MB:.1f} MB written" + (f"; {burst.block.first_error}" if burst.block.first_error else ""),
         file=sys.stderr,
         flush=True,
     )

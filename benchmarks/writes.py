@@ -11,9 +11,9 @@ from pathlib import Path
 __all__ = ["HOW", "Written", "device_written_bytes", "written"]
 
 HOW = (
-    "written_mb: bytes that its processes made dirty on disks (write_bytes of /proc/PID/io, with children that they waited for), and bytes that "
-    "reached loop devices of its own; the two overlap: ours are the sum, a peer's the larger one. device_written_mb: what the whole machine "
-    "wrote meanwhile, others too"
+    "written_mb: bytes that its processes made dirty on disks (write_bytes of /proc/PID/io, with children that they waited for) and bytes "
+    "that reached loop devices of its own; the two overlap: ours are the sum, a peer's the larger. device_written_mb: what the whole "
+    "machine wrote meanwhile, others too"
 )
 SECTOR = 512
 
