@@ -13,8 +13,8 @@
 #define BUCKETS     8192
 #define TICK_MS     50
 #define BACKOFF_MS  100
-#define BACKOFF_MAX 1000
-#define AWAY_MS     500
+#define BACKOFF_MAX 250
+#define AWAY_MS     1000
 #define PROBE       64
 #define STACK       (128u << 10)
 

@@ -29,14 +29,15 @@ static int die(const char *what) {
     return -1;
 }
 
-/* A mount of the path on itself that copies of it inherit: nothing under it can be written, run or used as a device. */
-static int close_over_itself(const char *path) {
+/* Mounts one path on another so that copies of it inherit: nothing under it can be written, run or used as a device. */
+static int close_over(const char *path, const char *target) {
     const unsigned long closed = MS_RDONLY | MS_NOSUID | MS_NODEV | MS_NOEXEC;
-    return mount(path, path, NULL, MS_BIND, NULL) < 0 ? -1 : mount("", path, NULL, MS_REMOUNT | MS_BIND | closed, NULL);
+    return mount(path, target, NULL, MS_BIND, NULL) < 0 ? -1 : mount("", target, NULL, MS_REMOUNT | MS_BIND | closed, NULL);
 }
 
+/* What all sandboxes show alike is written below /faces and shown from /shown. */
 static int empty_namespace_enter(void) {
-    static const char *const folders[] = {"root", "own", "sys", "sysview", "cpu", "empty"};
+    static const char *const folders[] = {"root", "own", "sys", "faces", "shown", "empty"};
     if (unshare(CLONE_NEWNS) < 0 || mount("", "/", NULL, MS_REC | MS_PRIVATE, NULL) < 0)
         return -1;
     int sys = open_tree(AT_FDCWD, "/sys", OPEN_TREE_CLONE | OPEN_TREE_CLOEXEC);
@@ -49,7 +50,10 @@ static int empty_namespace_enter(void) {
         return -1;
     if (syscall(SYS_pivot_root, ".", ".") < 0 || umount2(".", MNT_DETACH) < 0 || chdir("/") < 0)
         return -1;
-    return close_over_itself("/empty") < 0 || close_over_itself("/null") < 0 ? -1 : 0;
+    return close_over("/empty", "/empty") < 0 || close_over("/null", "/null") < 0 || close_over("/sys", "/sys") < 0 ||
+                   close_over("/faces", "/shown") < 0
+               ? -1
+               : 0;
 }
 
 /* Sandboxes copy this namespace instead of the host's, whose mounts may be thousands. It lives by our descriptor of it. */

@@ -281,18 +281,18 @@ static int text_file_once(const char *path, const void *text, size_t length) {
 /* What sandboxes of one size show alike is made once, in the launcher's namespace, by the first that needs it. */
 int shared_faces_make(const struct sandbox *s, struct trouble *t) {
     char path[64], online[32];
-    int bad = folders_make(AT_FDCWD, "sysview/fs/cgroup");
+    int bad = folders_make(AT_FDCWD, "faces/sys/fs/cgroup");
     for (int i = 0; i < s->spec.sys_shown.count; i++) {
         char shown[512];
-        bad |= snprintf(shown, sizeof shown, "sysview/%s", s->spec.sys_shown.items[i]) >= (int)sizeof shown ||
+        bad |= snprintf(shown, sizeof shown, "faces/sys/%s", s->spec.sys_shown.items[i]) >= (int)sizeof shown ||
                folders_make(AT_FDCWD, shown) < 0;
     }
     if (s->spec.cpus > 0) {
         long long n = (long long)s->spec.cpus;
         int length = n > 1 ? snprintf(online, sizeof online, "0-%lld\n", n - 1) : snprintf(online, sizeof online, "0\n");
-        snprintf(path, sizeof path, "/cpu/online-%lld", n);
+        snprintf(path, sizeof path, "/faces/online-%lld", n);
         bad |= text_file_once(path, online, (size_t)length);
-        snprintf(path, sizeof path, "/cpu/cpuinfo-%lld", n);
+        snprintf(path, sizeof path, "/faces/cpuinfo-%lld", n);
         bad |= text_file_once(path, s->host->cpuinfo, cpuinfo_cut(s->host->cpuinfo, n));
     }
     return bad ? fail(t, "internal", NULL, -1, "cannot write what sandboxes of this size show") : 0;
@@ -395,9 +395,34 @@ static int dev_show(const struct devices *made, int root) {
     return attach(made->pts, view, "pts");
 }
 
+/*
+ * Below /proc and /sys, which are ours, a path of the root is taken as it stands, from the root as the working directory: one call, where a
+ * path of the image has to be resolved with care.
+ */
+static bool is_ours(const char *path) {
+    return strncmp(path, "/proc/", 6) == 0 || strncmp(path, "/sys/", 5) == 0;
+}
+
+/* What is closed already and bound over a path of ours stays closed; 1 if the path is not there. */
+static int show(const char *closed, const char *path) {
+    if (mount(closed, path + 1, NULL, MS_BIND, NULL) == 0)
+        return 0;
+    return errno == ENOENT ? 1 : -1;
+}
+
+static int close_path(const char *path) {
+    const unsigned long closed = MS_RDONLY | MS_NOSUID | MS_NODEV | MS_NOEXEC;
+    return mount("", path + 1, NULL, MS_REMOUNT | MS_BIND | closed, NULL);
+}
+
 /* A folder is hidden by /empty, all else by the empty file /null: the launcher has closed both, and copies of them stay so. */
 static int mask_over(int root, const char *path) {
     struct stat st;
+    /* A mount that does not fit would not only fail: to give it up waits for a grace period of the host. */
+    if (is_ours(path) && stat(path + 1, &st) == 0)
+        return show(S_ISDIR(st.st_mode) ? "/empty" : "/null", path);
+    if (is_ours(path))
+        return errno == ENOENT || errno == ENOTDIR ? 0 : -1;
     int at = open_in_root(root, path, O_PATH | O_NOFOLLOW, 0);
     if (at < 0)
         return errno == ENOENT || errno == ENOTDIR ? 0 : -1;
@@ -407,14 +432,17 @@ static int mask_over(int root, const char *path) {
     return fd < 0 ? -1 : move_mount(fd, "", at, "", MOVE_MOUNT_F_EMPTY_PATH | MOVE_MOUNT_T_EMPTY_PATH);
 }
 
+static int make_readonly(int root, const char *path) {
+    if (!is_ours(path))
+        return bind_over(root, path, root, path, CLOSED);
+    int rc = show(path + 1, path);
+    return rc == 0 ? close_path(path) : rc;
+}
+
 static int walls_make(const struct sandbox *s, int root, struct trouble *t) {
-    for (int i = 0; i < s->spec.readonly.count; i++) {
-        const char *path = s->spec.readonly.items[i];
-        while (*path == '/')
-            path++;
-        if (bind_over(root, path, root, path, CLOSED) < 0)
-            return fail(t, "internal", NULL, -1, "cannot make /%s read-only", path);
-    }
+    for (int i = 0; i < s->spec.readonly.count; i++)
+        if (make_readonly(root, s->spec.readonly.items[i]) < 0)
+            return fail(t, "internal", NULL, -1, "cannot make %s read-only", s->spec.readonly.items[i]);
     for (int i = 0; i < s->spec.masks.count; i++)
         if (mask_over(root, s->spec.masks.items[i]) < 0)
             return fail(t, "internal", NULL, -1, "cannot mask %s", s->spec.masks.items[i]);
@@ -423,37 +451,32 @@ static int walls_make(const struct sandbox *s, int root, struct trouble *t) {
 
 /* /sys is a skeleton of ours that shows the parts that were asked for, read-only, rather than a sysfs with holes in it. */
 static int sys_show(const struct sandbox *s, int root, struct trouble *t) {
-    char from[512], to[512];
-    if (bind_over(AT_FDCWD, "/sysview", root, "sys", CLOSED) < 0)
-        return fail(t, "internal", "environment", -1, "cannot make /sys");
+    char shown[512];
+    int view = open_tree(AT_FDCWD, "/shown/sys", OPEN_TREE_CLONE | OPEN_TREE_CLOEXEC);
+    if (view < 0 || attach_in_root(view, root, "sys") < 0)
+        return fail(t, "internal", "environment", -1, "the image's /sys is not a folder");
     for (int i = 0; i < s->spec.sys_shown.count; i++) {
-        const char *path = s->spec.sys_shown.items[i];
-        snprintf(from, sizeof from, "/sys/%s", path);
-        snprintf(to, sizeof to, "sys/%s", path);
-        if (access(from, F_OK) == 0 && bind_over(AT_FDCWD, from, root, to, CLOSED) < 0)
-            return fail(t, "internal", NULL, -1, "cannot show %s", from);
+        snprintf(shown, sizeof shown, "/sys/%s", s->spec.sys_shown.items[i]);
+        if (show(shown, shown) < 0)
+            return fail(t, "internal", NULL, -1, "cannot show %s", shown);
     }
     return 0;
 }
 
-static int face_show(const char *face, int root, const char *path, struct trouble *t) {
-    if (bind_over(AT_FDCWD, face, root, path, CLOSED) < 0)
-        return fail(t, "internal", NULL, -1, "cannot show %s", path);
-    return 0;
+static int face_show(const char *name, int64_t number, const char *path, struct trouble *t) {
+    char face[64];
+    snprintf(face, sizeof face, "/shown/%s-%lld", name, (long long)number);
+    return show(face, path) < 0 ? fail(t, "internal", NULL, -1, "cannot show %s", path) : 0;
 }
 
 static int faces_show(const struct sandbox *s, int root, struct trouble *t) {
     char name[64];
-    if (s->spec.cpus > 0) {
-        snprintf(name, sizeof name, "/cpu/cpuinfo-%lld", (long long)s->spec.cpus);
-        if (face_show(name, root, "proc/cpuinfo", t) < 0)
-            return -1;
-        snprintf(name, sizeof name, "/cpu/online-%lld", (long long)s->spec.cpus);
-        if (face_show(name, root, "sys/devices/system/cpu/online", t) < 0)
-            return -1;
-    }
-    if (s->spec.memory_bytes > 0 && face_show("/own/meminfo", root, "proc/meminfo", t) < 0)
+    int64_t cpus = s->spec.cpus;
+    if (cpus > 0 &&
+        (face_show("cpuinfo", cpus, "/proc/cpuinfo", t) < 0 || face_show("online", cpus, "/sys/devices/system/cpu/online", t) < 0))
         return -1;
+    if (s->spec.memory_bytes > 0 && (show("/own/meminfo", "/proc/meminfo") != 0 || close_path("/proc/meminfo") < 0))
+        return fail(t, "internal", NULL, -1, "cannot show /proc/meminfo");
     for (int i = 0; i < s->spec.files.count; i++) {
         snprintf(name, sizeof name, "/own/f%d", i);
         if (bind_over(AT_FDCWD, name, root, s->spec.files.items[i].path, MOUNT_ATTR_NOSUID | MOUNT_ATTR_NODEV) < 0)
@@ -514,7 +537,7 @@ int root_assemble(const struct sandbox *s, int overlay, const struct devices *ma
     if (attach(overlay, AT_FDCWD, "/root") < 0)
         return fail(t, "internal", NULL, -1, "cannot attach the overlay");
     int root = open("/root", O_PATH | O_DIRECTORY | O_CLOEXEC);
-    if (root < 0)
+    if (root < 0 || fchdir(root) < 0)
         return fail(t, "internal", NULL, -1, "cannot open the overlay");
     act_as(s->spec.uid_base);
     if (attach_in_root(made->proc, root, "proc") < 0)
