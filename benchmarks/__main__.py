@@ -22,8 +22,13 @@ ALL: dict[str, tuple[list[str], list[str]]] = {
     "streams": (["--rounds", "3"], ["--size-mb", "128", "--rounds", "1"]),
     "density": (["-n", "1600"], ["-n", "200", "--exec-n", "100"]),
     "cycles": (["-n", "1000", "--kill-edge"], ["-n", "100", "--kill-edge"]),
+    "fork": ([], ["--quick"]),
+    "layers": ([], ["--quick"]),
+    "build": (["--images", "3", "--quick"], ["--images", "2", "--rounds", "1", "--quick"]),
+    "ondemand": (["--images", "3", "--sandboxes", "30", "--quick"], ["--images", "2", "--sandboxes", "12", "--rounds", "1", "--quick"]),
 }
-"""Name to the options of an ordinary and of a quick run."""
+"""Name to the options of an ordinary and of a quick run. Those whose full size is gigabytes from the registries are small in both: ask for
+them by their own command."""
 
 
 def _run(name: str, options: list[str]) -> Path | None:

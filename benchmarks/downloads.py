@@ -13,7 +13,7 @@ from pathlib import Path
 
 from dsec.environments.sources.debian import choose_mirrors, configured_mirrors
 
-__all__ = ["SITE_PACKAGES", "debian_root", "installed_wheel", "source_release"]
+__all__ = ["SITE_PACKAGES", "SUITE", "debian_root", "installed_wheel", "source_release", "unpack_wheel"]
 
 SUITE = "bookworm"
 PYTHON = "3.11"
@@ -77,7 +77,7 @@ def installed_wheel(name: str, version: str, cache: Path, *, compiled: bool) -> 
         target.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=target.parent) as work:
             tree = Path(work) / "tree"
-            _unpack_wheel(archive, tree)
+            unpack_wheel(archive, tree)
             if compiled:
                 # Named as in the sandbox and checked by nothing: the times of files in a layer are not those of the wheel.
                 options = ["-q", "-f", "--invalidation-mode", "unchecked-hash", "-s", str(tree), "-p", "/"]
@@ -86,7 +86,7 @@ def installed_wheel(name: str, version: str, cache: Path, *, compiled: bool) -> 
     return target
 
 
-def _unpack_wheel(archive: Path, tree: Path) -> None:
+def unpack_wheel(archive: Path, tree: Path) -> None:
     """As the wheel's format has it (PEP 427): what lies in `NAME.data/SCHEME/` goes to that scheme's place, all else to site-packages."""
     places = {"purelib": SITE_PACKAGES, "platlib": SITE_PACKAGES, "data": "usr/local", "scripts": "usr/local/bin"}
     with zipfile.ZipFile(archive) as wheel:

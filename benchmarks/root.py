@@ -1,12 +1,11 @@
 """The root that everything measured runs on: one Debian environment, built once through `dsec.environments`, for ours and for the peers.
 
-Peers that take a folder get the very EROFS mount that our sandboxes have below them; those that take an archive get a tar of it.
+Peers that take a folder get the very EROFS mount that our sandboxes have below them; those that take an archive get what it was built from.
 """
 
 from __future__ import annotations
 
 import contextlib
-import subprocess
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -14,6 +13,7 @@ from pathlib import Path
 
 import msgspec
 
+from benchmarks.downloads import SUITE, debian_root
 from dsec.environments import EnvironmentStore, build
 from dsec.environments.manifest import Identity
 from libdsec.errors import NotFound
@@ -22,7 +22,7 @@ __all__ = ["CACHE", "Root", "shared_root", "store_folder"]
 
 CACHE = Path(__file__).resolve().parent.parent / "build" / "bench-cache"
 NAME = "bench"
-SOURCE = "debian:bookworm"
+SOURCE = f"debian:{SUITE}"
 PACKAGES = ["python3"]
 
 
@@ -50,20 +50,15 @@ def shared_root(folder: Path, *, cache: Path = CACHE) -> Iterator[Root]:
     """Builds what the cache lacks; mounts below `folder` and unmounts at the end."""
     store = store_folder(cache)
     environments = EnvironmentStore(folder / "state", folder / "run", store)
+    tar = debian_root("small", PACKAGES, cache)
     try:
         digest = environments.show(NAME).digest
     except NotFound:
         print(f"building the environment {NAME!r} from {SOURCE}, once", file=sys.stderr)
-        digest = build(environments, NAME, source=SOURCE, include=PACKAGES).digest
+        digest = build(environments, NAME, source=f"tar:{tar}").digest
     owner = "benchmark"
     try:
-        tree = Path(environments.acquire([digest], owner)[0])
-        tar = cache / f"{digest.removeprefix('sha256:')[:12]}.tar"
-        if not tar.exists():
-            partial = tar.with_suffix(".partial")
-            subprocess.run(["tar", "-C", str(tree), "--numeric-owner", "-cf", str(partial), "."], check=True)
-            partial.rename(tar)
-        yield Root(f"{NAME}@{digest}", store, tree, tar)
+        yield Root(f"{NAME}@{digest}", store, Path(environments.acquire([digest], owner)[0]), tar)
     finally:
         environments.release(owner)
         environments.sweep_mounts(())

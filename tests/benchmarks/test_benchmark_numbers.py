@@ -93,6 +93,6 @@ def test_the_report_shows_what_is_absent_and_what_was_missed():
     assert "missed by 1 ms (20 %)" in out.getvalue()
 
 
-@pytest.mark.parametrize("name", ["create", "exec", "streams", "density", "cycles", "profile"])
+@pytest.mark.parametrize("name", ["create", "exec", "streams", "density", "cycles", "profile", "ondemand", "layers", "fork", "build"])
 def test_every_benchmark_imports(name):
     __import__(f"benchmarks.{name}")
