@@ -149,7 +149,8 @@ void fetch_state(struct fetch_state *out);
 enum count { ASKED, ASKED_BYTES, HIT_BYTES, DISK_BYTES, STORE_READS, STORE_BYTES, STORE_ERRORS, COUNTS };
 int seen_start(struct disk *disk);
 void seen_add(uint32_t node, enum count what, uint64_t by);
-/* For the trace: which chunks were asked for, in the order of the first time. */
+/* For the trace: which chunks were asked for, in the order of the first time. Those of a prefetch too: once they are in the kernel's cache
+ * nobody tells whether they were wanted, and a trace that was replayed must not shrink. */
 void seen_touch(uint32_t node, uint32_t chunk);
 /* A reader is about to be told that its read failed. It still waits, so its cgroup, which names the sandbox, can be read. */
 void seen_failure(const struct request *r, int error, const char *reason);

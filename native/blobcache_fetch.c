@@ -309,8 +309,7 @@ static bool plan(struct request *r, struct job **local) {
             wait_for(r, c);
         if (c && c->state == READY)
             seen_add(r->node, HIT_BYTES, CHUNK);
-        if (!r->low)
-            seen_touch(r->node, r->first + (uint32_t)i);
+        seen_touch(r->node, r->first + (uint32_t)i);
     }
     struct job *job = NULL;
     bool on_disk = false;

@@ -31,6 +31,7 @@ from dsec.environments.names import check_owner
 from dsec.environments.parallel import at_once
 from dsec.environments.readahead import reading_ahead
 from dsec.environments.store import DATA, METADATA, LayerStore, lost
+from dsec.environments.traces import load_trace, replay_trace
 from dsec.kernel.erofs import mount_erofs, mounted_image
 from dsec.kernel.mountinfo import mounts_below
 from dsec.kernel.mounts import unmount
@@ -59,6 +60,7 @@ class NodeLayers:
         self._lock = threading.RLock()
         self._mounted: dict[str, Path] = {}
         self._coming: list[frozenset[str]] = []
+        self._replayed: set[str] = set()
         self._ready = False
         self.holding = Holding(store, state)
 
@@ -106,7 +108,24 @@ class NodeLayers:
                 os.write(fd, "\n".join([*digests, ""]).encode())
             finally:
                 os.close(fd)
+        self._read_ahead(fetched)
         return paths
+
+    def _read_ahead(self, fetched: frozenset[str]) -> None:
+        """What was read of these layers elsewhere will be read here."""
+        if not self._access.settings.replay or self._access.direct:
+            return
+        with self._lock:
+            new = fetched - self._replayed
+            self._replayed |= new
+
+        def replay() -> None:
+            for digest in new:
+                if (trace := load_trace(self._store, digest)) is not None:
+                    replay_trace(self._access, trace)
+
+        if new:
+            threading.Thread(target=replay, name="dsec-replay", daemon=True).start()
 
     def absent(self, digests: Sequence[str]) -> bool:
         """Whether one of them is not known to be mounted."""
