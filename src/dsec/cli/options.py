@@ -14,7 +14,18 @@ from dsec.cli.output import die
 from libdsec import DSecClient
 from libdsec.errors import DSecError, InvalidArgument
 
-__all__ = ["JsonOption", "RunOption", "StateOption", "TokenOption", "UrlOption", "pairs", "run_folder", "state_folder", "with_client"]
+__all__ = [
+    "JsonOption",
+    "RunOption",
+    "StateOption",
+    "StoreOption",
+    "TokenOption",
+    "UrlOption",
+    "pairs",
+    "run_folder",
+    "state_folder",
+    "with_client",
+]
 
 T = TypeVar("T")
 
@@ -25,6 +36,7 @@ UrlOption = Annotated[
 ]
 TokenOption = Annotated[str | None, typer.Option("--token", envvar="DSEC_TOKEN", help="For a server on TCP.")]
 StateOption = Annotated[Path, typer.Option("--state", envvar="DSEC_STATE", help="State folder: layers, journal, sandboxes' disks.")]
+StoreOption = Annotated[Path | None, typer.Option("--store", envvar="DSEC_STORE", help="Shared store of layers; by default STATE/store.")]
 RunOption = Annotated[Path, typer.Option("--run", envvar="DSEC_RUN", help="Run folder: sockets and mounts.")]
 
 state_folder = Path("/var/lib/dsec")

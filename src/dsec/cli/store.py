@@ -8,8 +8,7 @@ from typing import Annotated
 
 import typer
 
-from dsec.cli.environments import StoreOption
-from dsec.cli.options import JsonOption, RunOption, StateOption, run_folder, state_folder
+from dsec.cli.options import JsonOption, RunOption, StateOption, StoreOption, run_folder, state_folder
 from dsec.cli.output import amount, die, print_json
 from libdsec.errors import DSecError
 

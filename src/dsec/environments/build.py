@@ -186,6 +186,7 @@ def _build(store: EnvironmentStore, request: _Request, tell: Callable[[BuildProg
                 configuration=_settings(request, fetched) if top else None,
                 provenance=provenance,
                 below=below,
+                brought=bench.brought,
             )
             below.append(manifest.digest)
     return store.show(str(request.reference))

@@ -6,7 +6,7 @@ for each pack, in the manifest's order: u32 number of extents, then u32 first bl
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 
 from dsec.environments.manifest import Contents
 from dsec.environments.trees.model import BLOCK, Node, Pack
@@ -34,8 +34,8 @@ def blocks_of(extents: Extents) -> int:
     return sum(count for _, count in extents)
 
 
-def measure(root: Node, packs: Sequence[Pack], own: str | None) -> tuple[list[Extents], Contents]:
-    """Of each pack what the tree refers to, and how much that is. `own` is the digest of the pack that was made for it, if one was."""
+def measure(root: Node, packs: Sequence[Pack], own: Collection[str]) -> tuple[list[Extents], Contents]:
+    """Of each pack what the tree refers to, and how much that is. `own` are the digests of packs that were made for it."""
     found: dict[str, list[tuple[int, int]]] = {pack.digest: [] for pack in packs}
     files = logical = 0
     seen: set[Node] = set()
@@ -52,7 +52,7 @@ def measure(root: Node, packs: Sequence[Pack], own: str | None) -> tuple[list[Ex
                     found[segment.pack.digest].append((segment.start, segment.count))
     extents = [joined(found[pack.digest]) for pack in packs]
     sizes = [blocks_of(each) * BLOCK for each in extents]
-    stored = sum(size for size, pack in zip(sizes, packs, strict=True) if pack.digest == own)
+    stored = sum(size for size, pack in zip(sizes, packs, strict=True) if pack.digest in own)
     return extents, Contents(files=files, logical_bytes=logical, data_bytes=sum(sizes), stored_bytes=stored)
 
 

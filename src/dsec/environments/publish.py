@@ -6,7 +6,7 @@ import contextlib
 import os
 import secrets
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 
 from dsec.environments.durable import digest_file, write_durably
@@ -34,19 +34,20 @@ def publish_tree(
     configuration: Configuration | None = None,
     provenance: Mapping[str, str] | None = None,
     below: Sequence[str] = (),
+    brought: Collection[str] = (),
 ) -> Manifest:
     """Write the image of `root`, bring in `pack` (what `Packer.finish` gave; its files are in `folder`) and publish the layer.
 
     `folder` is the leased one of the build; several layers may be published from it, with one pack. `reference` is the tag that means the
     layer from then on; `imported` is the digest (hex) of the tar that it was, by which `import_of` finds it again. A layer that has neither
-    goes with the next collection of garbage.
+    goes with the next collection of garbage. `brought` are packs that came into the store for it before, which is only told of it.
 
     Raises ContentsLost if a pack that the tree refers to has gone: the caller builds again. ValueError for a tree that EROFS cannot hold.
     """
     draft = folder / f"layer-{secrets.token_hex(4)}"
     draft.mkdir(mode=0o700)
     packs = write_image(root, draft / METADATA)
-    extents, contents = measure(root, packs, pack.digest if pack is not None else None)
+    extents, contents = measure(root, packs, {*brought, pack.digest} if pack is not None else brought)
     (draft / EXTENTS).write_bytes(encode_extents(extents))
     identity = Identity(
         kind=kind,

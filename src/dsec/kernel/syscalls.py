@@ -17,6 +17,7 @@ NUMBERS: Final[dict[str, int]] = {
     "openat2": 437,
     "pidfd_getfd": 438,
     "mount_setattr": 442,
+    "cachestat": 451,
 }
 
 _libc = ctypes.CDLL(None, use_errno=True)

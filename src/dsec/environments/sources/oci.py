@@ -63,6 +63,7 @@ def read_image(path: Path, wanted: str, bench: Workbench, progress: Progress) ->
     if trees:
         _furnish(trees, inner)
     provenance = {"image": image.digest, "layers": str(len(image.layers)), "layers_known": str(known)}
+    provenance["diff_ids"] = " ".join(layer.diff_id for layer in image.layers)
     if image.manifest:
         provenance["image_manifest"] = image.manifest
     return ImageContents(trees, _configuration(inner), provenance)

@@ -35,6 +35,8 @@ class Workbench:
         self._packs: dict[str, Pack] = {}
         self._sealed = 0
         self._waiting: dict[str, Node] = {}
+        self.brought: set[str] = set()
+        """Digests of the packs that came into the store with layers of images."""
         self._begin()
 
     def _begin(self) -> None:
@@ -70,6 +72,8 @@ class Workbench:
         if not self._waiting:
             return
         pack = self._packer.finish()
+        if pack is not None:
+            self.brought.add(pack.digest)
         for diff_id, tree in self._waiting.items():
             publish_tree(
                 self.layers, tree, pack=pack, folder=self._place, kind="snapshot", source=self._source, name="import", imported=diff_id
