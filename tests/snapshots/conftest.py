@@ -95,6 +95,10 @@ class Box:
         assert result.exit_code == 0, result
         return result.stdout.decode()
 
+    async def background(self, text: str) -> None:
+        """Start what goes on by itself."""
+        await self.node.edge.start(self.id, ExecRequest(shell=text, background=True))
+
     async def file(self, lines: list[str]) -> str:
         """Let the filer do it."""
         result = await self.node.edge.exec(self.id, ExecRequest(argv=["/bin/filer"], stdin="\n".join([*lines, ""]).encode()))
@@ -153,10 +157,12 @@ class Node:
     def backend(self):
         return self.edge._core.backends["container"]
 
+    async def stop_all(self) -> None:
+        await asyncio.gather(*(self.edge.stop(info.sandbox_id) for info in await self.edge.list() if info.state in ALIVE))
+
     async def settled(self) -> None:
         """All that ends has ended; nothing is left of sandboxes and snapshots."""
-        edge = self.edge
-        await asyncio.gather(*(edge.stop(info.sandbox_id) for info in await edge.list() if info.state in ALIVE))
+        await self.stop_all()
         await until(self._nothing_left)
         assert await self.backend.owned() == set()
 
@@ -196,6 +202,7 @@ async def open_node(home, **settings):
         yield node
         await node.settled()
     finally:
+        await node.stop_all()
         await edge.aclose()
 
 
