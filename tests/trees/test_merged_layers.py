@@ -22,6 +22,7 @@ from dsec.environments.trees import (
     folder,
     keep_overlay_marks,
     merge,
+    settle,
     walk,
     whiteout,
 )
@@ -166,7 +167,7 @@ def _content_only(view: dict[bytes, tuple[Any, ...]]) -> dict[bytes, tuple[Any, 
 @given(base=st.data(), layers=st.lists(_steps, min_size=1, max_size=4))
 def test_guests_changes_merge_to_what_they_saw(base: st.DataObject, layers: list[list[tuple[Any, ...]]], packs: Packs) -> None:
     """Each layer is what a guest did on top of all before: the upper folder of a real overlay, renamed folders and all."""
-    stack: list[Node] = [base.draw(trees(packs, largest=10))]
+    stack: list[Node] = [settle(base.draw(trees(packs, largest=10)), keep_whiteouts=False)]
     with contextlib.ExitStack() as kept:
         place = Path(kept.enter_context(tempfile.TemporaryDirectory(prefix="dsec-trees-")))
         lowers = [kept.enter_context(image_mounted(stack[0], packs, place / "base"))]
@@ -177,7 +178,7 @@ def test_guests_changes_merge_to_what_they_saw(base: st.DataObject, layers: list
             with overlay_mounted(lowers, home / "merged", home / "upper", home / "work") as merged:
                 for step in steps:
                     _perform(merged, step)
-            stack.append(walk(home / "upper", _inline, keep_xattr=keep_overlay_marks))
+            stack.append(settle(walk(home / "upper", _inline, keep_xattr=keep_overlay_marks), keep_whiteouts=True))
             lowers.append(kept.enter_context(image_mounted(stack[-1], packs, home / "layer")))
         # links that were broken apart by a change have fewer names, which overlayfs does not notice: contents are compared
         view = _content_only(_shown(lowers, place / "view"))

@@ -82,7 +82,7 @@ class _Walk:
         """Depth first, with one open descriptor for each folder on the way down; `root` is closed."""
         status = os.fstat(root)
         device = status.st_dev
-        node = self._folder(status, b"/proc/self/fd/%d" % root, root)
+        node = Node(status.st_mode, status.st_uid, status.st_gid, status.st_mtime_ns, self._xattrs(root), children={})
         open_folders: list[tuple[int, bytes, Iterator[tuple[bytes, Node]]]] = []
         try:
             open_folders.append((root, b"", self._list(root, b"", node)))
@@ -113,46 +113,67 @@ class _Walk:
         """Take in a folder's entries; gives those that are folders, for their own turn."""
         children = folder.children
         assert children is not None
-        prefix = b"/proc/self/fd/%d/" % fd
         below = []
         name = b""
         try:
             with os.scandir(fd) as entries:
-                found = sorted((os.fsencode(entry.name), entry.stat(follow_symlinks=False)) for entry in entries)
-            for name, status in found:
-                if self._skip is not None and self._skip(path + b"/" + name if path else name, status):
-                    continue
-                kind = stat.S_IFMT(status.st_mode)
-                if kind == stat.S_IFDIR:
-                    child = self._folder(status, prefix + name, None)
-                    below.append((name, child))
-                elif status.st_nlink > 1:
-                    key = (status.st_dev, status.st_ino)
-                    known = self._linked.get(key)
-                    child = self._linked[key] = known if known is not None else self._other(fd, name, prefix + name, status, kind)
-                else:
-                    child = self._other(fd, name, prefix + name, status, kind)
-                children[name] = child
+                found = sorted([(os.fsencode(entry.name), entry) for entry in entries], key=lambda pair: pair[0])
+            for name, entry in found:
+                child = self._file(fd, path, name) if entry.is_file(follow_symlinks=False) else self._other(fd, path, name, entry)
+                if child is not None:
+                    children[name] = child
+                    if child.children is not None:
+                        below.append((name, child))
         except OSError as error:
             raise _at(error, path + b"/" + name if path else name) from error
         return iter(below)
 
-    def _folder(self, status: os.stat_result, path: bytes, fd: int | None) -> Node:
-        xattrs = self._xattrs(path if fd is None else fd)
-        return Node(status.st_mode, status.st_uid, status.st_gid, status.st_mtime_ns, xattrs, children={})
+    def _wanted(self, path: bytes, name: bytes, status: os.stat_result) -> bool:
+        return self._skip is None or not self._skip(path + b"/" + name if path else name, status)
 
-    def _other(self, fd: int, name: bytes, path: bytes, status: os.stat_result, kind: int) -> Node:
-        node = Node(status.st_mode, status.st_uid, status.st_gid, status.st_mtime_ns, self._xattrs(path))
-        if kind == stat.S_IFREG:
-            node.size, node.inline, node.segments = self._content(fd, name, status)
-        elif kind == stat.S_IFLNK:
-            node.target = os.readlink(name, dir_fd=fd)
+    def _file(self, folder: int, path: bytes, name: bytes) -> Node | None:
+        """A regular file: all is asked of the one that was opened."""
+        fd = os.open(name, _FLAGS, dir_fd=folder)
+        try:
+            status = os.fstat(fd)
+            if not stat.S_ISREG(status.st_mode):
+                raise OSError(errno.ESTALE, "it was replaced while it was read")
+            if not self._wanted(path, name, status):
+                return None
+            if status.st_nlink > 1 and (known := self._linked.get((status.st_dev, status.st_ino))) is not None:
+                return known
+            node = Node(status.st_mode, status.st_uid, status.st_gid, status.st_mtime_ns, self._xattrs(fd))
+            node.size, node.inline, node.segments = self._content(fd, status)
+            if status.st_nlink > 1:
+                self._linked[status.st_dev, status.st_ino] = node
+            return node
+        finally:
+            os.close(fd)
+
+    def _other(self, folder: int, path: bytes, name: bytes, entry: os.DirEntry[str]) -> Node | None:
+        status = entry.stat(follow_symlinks=False)
+        if not self._wanted(path, name, status):
+            return None
+        key = (status.st_dev, status.st_ino)
+        if not stat.S_ISDIR(status.st_mode) and (known := self._linked.get(key)) is not None:
+            return known
+        # by way of /proc the folder is the one that is open, and of the entry itself no link is followed
+        node = Node(status.st_mode, status.st_uid, status.st_gid, status.st_mtime_ns, self._xattrs(b"/proc/self/fd/%d/%s" % (folder, name)))
+        kind = stat.S_IFMT(status.st_mode)
+        if kind == stat.S_IFDIR:
+            node.children = {}
+            return node
+        if kind == stat.S_IFLNK:
+            node.target = os.readlink(name, dir_fd=folder)
         elif kind in (stat.S_IFCHR, stat.S_IFBLK):
             node.rdev = status.st_rdev
+        elif kind == stat.S_IFREG:
+            raise OSError(errno.ESTALE, "it was replaced while it was read")
+        if status.st_nlink > 1:
+            self._linked[key] = node
         return node
 
     def _xattrs(self, where: bytes | int) -> dict[bytes, bytes]:
-        # by way of /proc the folder is the one that is open, and of the entry itself no link is followed
         follow = isinstance(where, int)
         try:
             names = os.listxattr(where) if follow else os.listxattr(where, follow_symlinks=False)
@@ -170,23 +191,15 @@ class _Walk:
                 xattrs[name] = os.getxattr(where, name) if follow else os.getxattr(where, name, follow_symlinks=False)
         return xattrs
 
-    def _content(self, folder: int, name: bytes, status: os.stat_result) -> tuple[int, bytes | None, tuple[Segment, ...]]:
+    def _content(self, fd: int, status: os.stat_result) -> tuple[int, bytes | None, tuple[Segment, ...]]:
         size = status.st_size
         if not size:
             return self._add((), 0)
-        fd = os.open(name, _FLAGS, dir_fd=folder)
-        try:
-            opened = os.fstat(fd)
-            if (opened.st_dev, opened.st_ino) != (status.st_dev, status.st_ino):
-                raise OSError(errno.ESTALE, "it was replaced while it was read")
-            if size <= _AT_ONCE and status.st_blocks * _UNIT >= size:
-                data = os.read(fd, size)
-                if len(data) == size:
-                    return self._add((data,), size)
-                os.lseek(fd, 0, os.SEEK_SET)
-            return self._add(_pieces(fd, size), size)
-        finally:
-            os.close(fd)
+        if size <= _AT_ONCE and status.st_blocks * _UNIT >= size:
+            data = os.read(fd, size)
+            if len(data) == size:
+                return self._add((data,), size)
+        return self._add(_pieces(fd, size), size)
 
 
 def _pieces(fd: int, size: int) -> Iterator[bytes | int]:
