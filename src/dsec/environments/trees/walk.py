@@ -83,9 +83,10 @@ class _Walk:
         status = os.fstat(root)
         device = status.st_dev
         node = Node(status.st_mode, status.st_uid, status.st_gid, status.st_mtime_ns, self._xattrs(root), children={})
-        open_folders: list[tuple[int, bytes, Iterator[tuple[bytes, Node]]]] = []
+        open_folders: list[tuple[int, bytes, Iterator[tuple[bytes, Node]]]] = [(root, b"", iter(()))]
         try:
-            open_folders.append((root, b"", self._list(root, b"", node)))
+            # each is in the list before it is read: whatever interrupts that, its descriptor is closed
+            open_folders[0] = (root, b"", self._list(root, b"", node))
             while open_folders:
                 fd, path, below = open_folders[-1]
                 entry = next(below, None)
@@ -103,7 +104,8 @@ class _Walk:
                 if self._one_file_system and status.st_dev != device:
                     os.close(child_fd)
                     continue
-                open_folders.append((child_fd, child_path, self._list(child_fd, child_path, child)))
+                open_folders.append((child_fd, child_path, iter(())))
+                open_folders[-1] = (child_fd, child_path, self._list(child_fd, child_path, child))
         finally:
             for fd, _, _ in open_folders:
                 os.close(fd)
