@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import fcntl
 import os
-import shutil
 
 import pytest
 from layering import noise, publish_files, read_files
 
 from dsec.environments import EnvironmentStore
-from dsec.environments.manifest import PackUse
+from dsec.environments.names import parse_reference
 from dsec.environments.packs import ContentsLost, KnownContents, Packer
-from dsec.environments.publish import import_of
+from dsec.environments.publish import import_of, publish_tree
+from dsec.environments.trees.model import Node, folder
 from dsec.environments.unused import Inventory, LayerReferences, find_unused
 from libdsec.errors import SandboxFailed
 
@@ -31,9 +31,9 @@ def left(store):
 def age(store, seconds):
     """As if everything had been done so long ago."""
     for top in ("condemned", "packs", "imports", "holders"):
-        for folder, _, names in os.walk(store.layers.root / top):
+        for parent, _, names in os.walk(store.layers.root / top):
             for name in names:
-                path = os.path.join(folder, name)
+                path = os.path.join(parent, name)
                 changed = os.stat(path).st_mtime - seconds
                 os.utime(path, (changed, changed))
 
@@ -160,19 +160,63 @@ def test_a_pack_that_a_build_has_looked_at_is_young(store):
         packer.finish()
 
 
-def test_a_build_whose_pack_goes_is_told_and_nothing_is_visible(store):
+@pytest.mark.parametrize("moment", ["finish", "publish"])
+def test_a_build_whose_pack_goes_is_told_and_nothing_is_visible(store, moment):
     publish_files(store, "env", {"a": ONE})
     store.remove("env")
-    with store.layers.building.lease() as folder, KnownContents(store.state / "contents.db", store.layers.packs.folder) as known:
+    with store.layers.building.lease() as leased, KnownContents(store.state / "contents.db", store.layers.packs.folder) as known:
         known.refresh()
-        packer = Packer(folder, known)
-        _, _, [segment] = packer.add([ONE])
-        packer.finish()
-        shutil.rmtree(store.layers.packs.folder)
-        store.layers.packs.folder.mkdir()
-        with pytest.raises(ContentsLost):
-            store.layers.packs.require(PackUse(digest=segment.pack.digest, size=segment.pack.size), aside=folder)
+        packer = Packer(leased, known)
+        size, inline, segments = packer.add([ONE])
+        root = folder()
+        root.children[b"a"] = Node(0o100644, size=size, inline=inline, segments=segments)
+        if moment == "finish":
+            store.collect_garbage(grace_seconds=0)
+            with pytest.raises(ContentsLost):
+                packer.finish()
+        else:
+            assert packer.finish() is None
+            store.collect_garbage(grace_seconds=0)
+            with pytest.raises(ContentsLost):
+                publish_tree(store.layers, root, pack=None, folder=leased, kind="base", source="", reference=parse_reference("env"))
+    assert store.list() == []
+    assert left(store) == (set(), 0, 0)
     assert publish_files(store, "env", {"a": ONE}).contents.stored_bytes > 0
+
+
+def test_what_is_named_between_the_look_and_the_removal_stays(store, monkeypatch):
+    manifest = publish_files(store, "env", {"a": ONE})
+    store.remove("env")
+    remove = store._garbage._remove
+
+    def late(*arguments):
+        assert publish_files(store, "again", {"a": ONE}).digest == manifest.digest
+        remove(*arguments)
+
+    monkeypatch.setattr(store._garbage, "_remove", late)
+    report = store.collect_garbage(grace_seconds=0)
+    assert (report.layers, report.packs) == ([], [])
+    [path] = store.acquire(store.resolve(["again"]).digests, "sb-1")
+    assert read_files(path) == {"a": ONE}
+    assert left(store)[2] == 0
+
+
+def test_what_is_acquired_between_the_look_and_the_removal_stays(store, state_run, monkeypatch):
+    digest = publish_files(store, "env", {"a": ONE}).digest
+    store.remove("env")
+    other = EnvironmentStore(state_run.state / "other", state_run.run / "other", store.layers.root)
+    remove = store._garbage._remove
+
+    def late(*arguments):
+        other.acquire([digest], "sb-1")
+        remove(*arguments)
+
+    monkeypatch.setattr(store._garbage, "_remove", late)
+    try:
+        assert store.collect_garbage(grace_seconds=0).layers == []
+        assert store.layers.damage(digest) is None
+    finally:
+        other.sweep_mounts([])
 
 
 def test_an_import_lives_as_long_as_an_image_uses_its_packs(store):

@@ -8,17 +8,17 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import fcntl
 import os
 import secrets
 import shutil
 import socket
-import threading
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from dsec.environments.store import LayerStore
+from dsec.environments.store import LayerStore, lost
 
 __all__ = ["Holder", "Holding", "forget_silent", "holdings"]
 
@@ -36,66 +36,79 @@ class Holder:
 
 
 class Holding:
-    """This node's own entry. On a store that it may not write to there is none: the store's other users do not know what it uses."""
+    """This node's own entry, shared by its processes. On a store that it may not write to there is none: others do not know what it uses.
+
+    What a node holds is what its mounts and owners say; who is about to mount holds before, so that the layer stays, and once more after,
+    as another process may have put on record in between what it found without this.
+    """
 
     def __init__(self, store: LayerStore, state: Path) -> None:
         self._store = store
-        self._identity = state / "node-id"
-        self._lock = threading.Lock()
+        self._state = state
         self._node = ""
-        self._held: frozenset[str] | None = None
 
     @property
     def node(self) -> str:
         """This node's id, made at its first use."""
         if not self._node:
-            self._node = _identity(self._identity)
+            self._node = _identity(self._state / "node-id")
         return self._node
 
     def hold(self, digests: Collection[str]) -> None:
-        """From now on the node uses these, too. OSError if the store cannot be read; the layers may turn out not to be there."""
-        with self._lock:
-            held = self._known()
-            if not held.issuperset(digests):
-                with self._store.settled(exclusive=False):
-                    self._write(held.union(digests))
-                    for digest in digests:
-                        if (self._store.folder(digest)).is_dir():
-                            self._store.refer(digest)
+        """From now on the node uses these, too. SandboxFailed(cause="store-lost") if one is not there, OSError if the store is not."""
+        with self._alone():
+            held = self._recorded()
+            if not (new := [digest for digest in digests if digest not in held]):
+                return
+            with self._store.settled(exclusive=False):
+                for digest in new:
+                    if not self._store.folder(digest).is_dir():
+                        raise lost("", digest, "it is not in the store")
+                self._record(held.union(new))
+                for digest in new:
+                    self._store.refer(digest)
 
-    def keep(self, digests: Collection[str]) -> None:
-        """The node uses just these, and lives."""
-        with self._lock:
-            if self._known() != frozenset(digests):
+    def keep(self, used: Callable[[], Collection[str]]) -> None:
+        """The node lives, and uses just what `used` says, which is asked when nobody else changes the record."""
+        with self._alone():
+            digests = frozenset(used())
+            if self._recorded() != digests:
                 with self._store.settled(exclusive=False):
-                    self._write(frozenset(digests))
+                    self._record(digests)
             elif digests:
                 with _tolerated():
                     os.utime(self._folder / "layers")
+
+    @contextlib.contextmanager
+    def _alone(self) -> Iterator[None]:
+        self._state.mkdir(parents=True, exist_ok=True, mode=0o700)
+        fd = os.open(self._state / "holding.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX)
+            yield
+        finally:
+            os.close(fd)
 
     @property
     def _folder(self) -> Path:
         return self._store.root / "holders" / self.node
 
-    def _known(self) -> frozenset[str]:
-        if self._held is None:
-            try:
-                self._held = frozenset((self._folder / "layers").read_text().split())
-            except FileNotFoundError:
-                self._held = frozenset()
-        return self._held
+    def _recorded(self) -> frozenset[str]:
+        try:
+            return frozenset((self._folder / "layers").read_text().split())
+        except FileNotFoundError:
+            return frozenset()
 
-    def _write(self, digests: frozenset[str]) -> None:
+    def _record(self, digests: frozenset[str]) -> None:
         """By a rename: it is there wholly or as it was. The crash that would undo it ends the sandboxes, too."""
         with _tolerated():
             if not (self._folder / "name").exists():
                 for folder in (self._folder.parent, self._folder):
                     folder.mkdir(exist_ok=True, mode=0o700)
                 (self._folder / "name").write_text(socket.gethostname() + "\n")
-            fresh = self._folder / f".{secrets.token_hex(4)}"
+            fresh = self._folder / ".layers"
             fresh.write_text("".join(f"{digest}\n" for digest in sorted(digests)))
             fresh.rename(self._folder / "layers")
-        self._held = digests
 
 
 def holdings(store: LayerStore, *, now: float, silent_seconds: float) -> list[Holder]:

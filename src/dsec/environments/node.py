@@ -99,17 +99,28 @@ class NodeLayers:
 
     def _acquire(self, digests: Sequence[str], owner: str, fetched: frozenset[str]) -> list[str]:
         if fetched:
+            self._hold(fetched)
             self._fetch(sorted(fetched))
+        new = set(fetched)
         with self._exclusive():
-            paths = [str(self._mount(digest, fetched=digest in fetched)) for digest in digests]
+            paths = [str(self._mount(digest, new)) for digest in digests]
             file = self._owners / owner
             fd = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
             try:
                 os.write(fd, "\n".join([*digests, ""]).encode())
             finally:
                 os.close(fd)
+        if new:
+            try:
+                self._hold(new)
+            except BaseException:
+                self.release(owner)
+                raise
         self._read_ahead(fetched)
         return paths
+
+    def _hold(self, digests: Collection[str]) -> None:
+        self._with_store(min(digests), partial(self.holding.hold, sorted(digests)))
 
     def _read_ahead(self, fetched: frozenset[str]) -> None:
         """What was read of these layers elsewhere will be read here."""
@@ -160,11 +171,10 @@ class NodeLayers:
 
     def _settle(self) -> None:
         """Tell the store what is used here, and drop local copies of layers that are no more."""
-        held = self.held()
         there: set[str] = set()
 
         def ask() -> None:
-            self.holding.keep(held)
+            self.holding.keep(self.held)
             there.update(self._store.layers())
 
         self._with_store("", ask)
@@ -242,14 +252,15 @@ class NodeLayers:
         except OSError:
             return False
 
-    def _mount(self, digest: str, *, fetched: bool) -> Path:
+    def _mount(self, digest: str, fetched: set[str]) -> Path:
         if (target := self._mounted.get(digest)) is not None and self._still_mounted(target):
             return target
         self._rediscover()
         if (target := self._mounted.get(digest)) is not None:
             return target
-        if not fetched:  # it was mounted when we looked, and another process has unmounted it since
+        if digest not in fetched:  # it was mounted when we looked, and another process has unmounted it since
             self._fetch([digest])
+            fetched.add(digest)
         target = self._target(digest)
         target.mkdir(exist_ok=True, mode=0o700)
         mount = partial(mount_erofs, self._local_copy(digest), self._devices(digest), target, direct_io=self._access.past_cache)
@@ -262,12 +273,8 @@ class NodeLayers:
     def _fetch(self, digests: Sequence[str]) -> None:
         """Bring the metadata here and see that the data is there, before anybody is made to wait for it."""
         self._local.mkdir(parents=True, exist_ok=True, mode=0o700)
-        self._with_store(digests[0], partial(self._bring, digests))
-
-    def _bring(self, digests: Sequence[str]) -> None:
-        """The store answers one question as fast as several."""
-        self.holding.hold(digests)
-        at_once([partial(self._verify, digest) for digest in digests], _AT_ONCE)
+        # the store answers one question as fast as several
+        self._with_store(digests[0], lambda: at_once([partial(self._verify, digest) for digest in digests], _AT_ONCE))
 
     def _with_store(self, digest: str, action: Callable[[], None]) -> None:
         try:
