@@ -579,12 +579,13 @@ static int floor_of(const struct aether *a) {
     return highest + 1;
 }
 
-_Noreturn void aether_main(const struct host *h, struct frame *launch, int birth) {
+_Noreturn void aether_main(const struct host *h, struct frame *launch, int birth, struct ahead ahead) {
     static struct aether a;
     struct trouble t = {0};
     struct out o = {0};
     sigset_t child;
     a.s = (struct sandbox){.host = h,
+                           .ahead = ahead,
                            .birth = birth,
                            .listener = -1,
                            .init_pidfd = -1,

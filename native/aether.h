@@ -9,6 +9,13 @@
 
 #define MAX_JOINS 16
 
+#define AHEAD 2 /* some 200 KB of the kernel's memory each */
+
+/* Namespaces that nothing is in yet; -1 each where there are none. */
+struct ahead {
+    int net, ipc;
+};
+
 /* Made once by the launcher, inherited by every aether. */
 struct host {
     int root;      /* O_PATH of / */
@@ -18,6 +25,8 @@ struct host {
     char *argv_at; /* where the kernel reads the command line from */
     size_t argv_len;
     bool burst; /* this launch is one of many in a row */
+    struct ahead ahead[AHEAD];
+    int ahead_count;
 };
 
 struct sandbox {
@@ -36,6 +45,7 @@ struct sandbox {
     int usage;   /* read end of MEMORY_USAGE_FILE, or -1 */
     int joins[MAX_JOINS];
     int join_count;
+    struct ahead ahead; /* for its init */
 };
 
 /* openat below the host's root, for an absolute host path. */
@@ -68,6 +78,14 @@ int root_prepare(struct sandbox *s, struct devices *made, struct trouble *t);
 int root_assemble(const struct sandbox *s, int overlay, const struct devices *made, struct trouble *t);
 void meminfo_refresh(const struct sandbox *s);
 
+/* ahead.c */
+bool ahead_full(const struct host *h);
+int ahead_make(struct host *h);
+struct ahead ahead_take(struct host *h);
+void ahead_close(struct ahead *one);
+void ahead_close_all(struct host *h);
+int ahead_enter(const struct ahead *one);
+
 /* born.c */
 int sandbox_start(struct sandbox *s, struct trouble *t);
 void sandbox_undo(struct sandbox *s);
@@ -75,7 +93,7 @@ void sandbox_undo(struct sandbox *s);
 void rename_process(const struct host *h, const char *name, const char *title);
 
 /* aether.c */
-_Noreturn void aether_main(const struct host *h, struct frame *launch, int birth);
+_Noreturn void aether_main(const struct host *h, struct frame *launch, int birth, struct ahead ahead);
 
 /* enter.c */
 int user_find(const struct sandbox *s, const char *name, struct user *u, struct trouble *t);

@@ -6,14 +6,12 @@
 #include <fcntl.h>
 #include <grp.h>
 #include <linux/capability.h>
-#include <net/if.h>
 #include <poll.h>
 #include <sched.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/ioctl.h>
 #include <sys/prctl.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
@@ -23,17 +21,6 @@
 #include <unistd.h>
 
 #include <linux/sched.h>
-
-static int loopback_up(void) {
-    int sock = socket(AF_INET, SOCK_DGRAM | SOCK_CLOEXEC, 0);
-    if (sock < 0)
-        return -1;
-    struct ifreq ifr = {.ifr_name = "lo"};
-    ifr.ifr_flags = IFF_UP | IFF_RUNNING;
-    int rc = ioctl(sock, SIOCSIFFLAGS, &ifr);
-    close(sock);
-    return rc;
-}
 
 static int capabilities_drop_all(void) {
     struct __user_cap_header_struct header = {.version = _LINUX_CAPABILITY_VERSION_3};
@@ -68,10 +55,8 @@ enum { OVERLAY, USERNS, JOINS };
 
 static int init_prepare(struct sandbox *s, int status, struct devices *made, struct trouble *t) {
     int fds[JOINS + MAX_JOINS], count;
-    if (setns(s->host->empty_ns, CLONE_NEWNS) < 0 || unshare(CLONE_NEWNS | CLONE_NEWNET | CLONE_NEWUTS | CLONE_NEWIPC) < 0)
+    if (setns(s->host->empty_ns, CLONE_NEWNS) < 0 || unshare(CLONE_NEWNS | CLONE_NEWUTS) < 0 || ahead_enter(&s->ahead) < 0)
         return fail(t, "overloaded", NULL, -1, "cannot make the sandbox's namespaces");
-    if (loopback_up() < 0)
-        return fail(t, "internal", NULL, -1, "cannot bring loopback up");
     const char *name = s->spec.hostname ? s->spec.hostname : "sandbox";
     if (sethostname(name, strlen(name)) < 0)
         return fail(t, "invalid_argument", "hostname", -1, "cannot set hostname %s", name);
@@ -188,6 +173,7 @@ int sandbox_start(struct sandbox *s, struct trouble *t) {
         init_main(s, status[1]);
     }
     close(status[1]);
+    ahead_close(&s->ahead);
     if (s->init_pid < 0) {
         fail(t, "overloaded", NULL, -1, "cannot clone the sandbox's init");
         goto out;

@@ -138,25 +138,38 @@ static void standard_streams_close(void) {
         close(null);
 }
 
-#define BURST_NS 3000000 /* launches closer than this are a burst */
+#define BURST_NS  3000000 /* launches closer than this are a burst */
+#define QUIET_MS  6       /* nothing asked for so long: time to make something ahead */
+#define PERIOD_MS 1000    /* to the next try, where that failed */
 
 static void launch(struct host *h, struct frame *f, const int *fds, int count) {
     static int64_t last;
     int64_t now = now_ns(CLOCK_MONOTONIC);
     h->burst = now - last < BURST_NS;
     last = now;
+    struct ahead ahead = ahead_take(h);
     int pid = fork();
     if (pid == 0) {
         close(EDGE_SOCKET);
+        ahead_close_all(h);
         for (int i = 1; i < count; i++)
             close(fds[i]);
-        aether_main(h, f, fds[0]);
+        aether_main(h, f, fds[0], ahead);
     }
+    ahead_close(&ahead);
     if (pid < 0) {
         struct trouble t = {0};
         fail(&t, "overloaded", NULL, -1, "cannot fork");
         send_trouble(fds[0], &t);
     }
+}
+
+/* Uses the time until edge asks for something. */
+static void wait_for_edge(struct host *h) {
+    struct pollfd p = {.fd = EDGE_SOCKET, .events = POLLIN};
+    int quiet = QUIET_MS;
+    while (!ahead_full(h) && poll(&p, 1, quiet) == 0)
+        quiet = ahead_make(h) < 0 ? PERIOD_MS : QUIET_MS;
 }
 
 static int serve(struct host *h) {
@@ -165,6 +178,7 @@ static int serve(struct host *h) {
     int fds[MAX_WAITING_FDS], count = 0;
     for (;;) {
         int fd = -1;
+        wait_for_edge(h);
         long n = inbox_fill(&in, EDGE_SOCKET, &fd);
         if (n < 0 && errno == EINTR)
             continue;
