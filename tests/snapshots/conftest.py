@@ -11,7 +11,7 @@ import sys
 import tempfile
 import time
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -20,7 +20,8 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 import guest_tree
 
-from dsec.edge import EdgeSettings, build_edge
+import dsec.backends.container.backend  # noqa: F401  takes long enough to be told from a blocking call
+from dsec.edge import Edge, EdgeSettings, build_edge
 from dsec.environments import EnvironmentStore, ScratchStore, build
 from dsec.resources.plan import Limits
 from dsec.resources.uid_ranges import range_base
@@ -133,10 +134,20 @@ class Box:
 
 @dataclass
 class Node:
-    """An open edge."""
+    """A home and the edge that is open on it."""
 
-    edge: object
-    _names: int = field(default=0)
+    home: Home
+    settings: dict
+    edge: Edge | None = None
+    _names: int = 0
+
+    async def open(self) -> None:
+        self.edge = build_edge(self.home, edge_settings=EdgeSettings(**self.settings))
+        await self.edge.open()
+
+    async def restart(self) -> None:
+        await self.edge.aclose()
+        await self.open()
 
     async def create(self, image: str = "tiny", **args) -> Box:
         args = {"memory_limit_mb": 256, "pids_limit": 64, "disk_limit_mb": 256, **args}
@@ -147,6 +158,9 @@ class Node:
 
     async def _made(self, args: ContainerRunArgs) -> Box:
         return Box(self, (await self.edge.create(CreateRequest(args=args))).sandboxes[0].sandbox_id)
+
+    def box(self, sandbox_id: str) -> Box:
+        return Box(self, sandbox_id)
 
     def name(self) -> str:
         """One that was not used yet."""
@@ -163,15 +177,13 @@ class Node:
     async def settled(self) -> None:
         """All that ends has ended; nothing is left of sandboxes and snapshots."""
         await self.stop_all()
-        await until(self._nothing_left)
+        await until(self.nothing_packs)
         assert await self.backend.owned() == set()
 
-    async def _nothing_left(self) -> bool:
-        return not await self.backend.snapshots() and not edge_owners(self.edge)
-
-
-def edge_owners(edge) -> set[str]:
-    return {owner for owners in edge.environments.node.uses().values() for owner in owners}
+    async def nothing_packs(self) -> bool:
+        """No snapshot is there, and only sandboxes hold layers."""
+        owners = {owner for owners in self.edge.environments.node.uses().values() for owner in owners}
+        return not await self.backend.snapshots() and owners <= self.edge._core.sandboxes.keys()
 
 
 async def until(condition, seconds: float = 20.0):
@@ -195,15 +207,14 @@ def until_fixture():
 @asynccontextmanager
 async def open_node(home, **settings):
     """An edge on `home`, all of whose sandboxes are stopped in the end."""
-    edge = build_edge(home, edge_settings=EdgeSettings(**settings))
-    await edge.open()
-    node = Node(edge)
+    node = Node(home, settings)
+    await node.open()
     try:
         yield node
         await node.settled()
     finally:
         await node.stop_all()
-        await edge.aclose()
+        await node.edge.aclose()
 
 
 @pytest.fixture(name="open_node")

@@ -26,9 +26,11 @@ class Entry:
     xattrs: dict[bytes, bytes] = field(default_factory=dict)
     lower: bool = False
     """It has several names in a read-only layer: changed by one of them, the others keep what it was. So does overlayfs with any image."""
+    old: bool = False
+    """It was in a read-only layer. A new link to such an inode is shown with another inode number, overlayfs being what it is."""
 
     def copy(self) -> Entry:
-        return Entry(self.kind, self.mode, self.uid, self.gid, bytearray(self.data), self.target, dict(self.xattrs))
+        return Entry(self.kind, self.mode, self.uid, self.gid, bytearray(self.data), self.target, dict(self.xattrs), old=self.old)
 
 
 class Model:
@@ -50,6 +52,7 @@ class Model:
             names[id(entry)] = names.get(id(entry), 0) + 1
         for entry in self.entries.values():
             entry.lower = names[id(entry)] > 1
+            entry.old = True
 
     def up(self, path: bytes) -> Entry:
         """The entry to change."""
@@ -108,11 +111,12 @@ def draw_operation(draw, model: Model, root: bytes) -> list[str]:
     entries = model.entries
     free, files, folders = model.free(), model.of("file"), model.of("folder")
     others = model.of("file", "symlink", "fifo")
+    linkable = [path for path in others if not entries[path].old]
     empty = [path for path in folders if not model.below(path)]
     choices = []
     if free:
         choices += ["create", "create", "mkdir", "mkdir", "symlink", "mkfifo"]
-        if others:
+        if linkable:
             choices += ["link"]
     if files:
         choices += ["write", "append", "truncate", "punch", "setxattr", "overwrite"]
@@ -142,7 +146,7 @@ def draw_operation(draw, model: Model, root: bytes) -> list[str]:
             entries[path] = Entry("fifo", 0o644)
             say(op, path)
     elif op == "link":
-        old, new = pick(others), pick(free)
+        old, new = pick(linkable), pick(free)
         entries[new] = model.up(old)
         say(op, old, root + new)
     elif op in ("write", "append", "truncate", "punch"):

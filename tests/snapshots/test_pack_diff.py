@@ -62,6 +62,16 @@ async def test_owners_modes_capabilities_and_the_root_folder_are_kept(node):
     assert await restored.file([get_it]) == said
 
 
+async def test_a_new_link_to_a_file_of_the_base_is_one_file_in_the_layer(node):
+    box = await node.create()
+    await box.sh("ln /below/one /t/link; echo more >> /t/link; mv /below/deep/three /t/three; ln /t/three /t/four")
+    restored = await node.create((await box.pack(node.name())).name)
+    assert await restored.sh("cat /below/one; cat /t/three; cd /t; stat -c %h link /below/one three four") == (
+        "below/onemore\nbelow/deep/three2\n2\n2\n2\n"
+    )
+    assert await restored.sh("stat -c %i /t/link /below/one /t/three /t/four | uniq -c | awk '{print $1}'") == "2\n2\n"
+
+
 async def test_a_workspace_is_the_difference_alone_and_lies_on_any_base(node):
     box = await node.create()
     await box.sh("mkdir /t/project; echo main > /t/project/main; rm /below/one")
