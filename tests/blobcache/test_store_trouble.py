@@ -132,6 +132,29 @@ async def test_many_creates_while_the_store_is_away_are_told_soon(trouble_node, 
         store.tell("stall 0")
 
 
+async def test_a_sandbox_whose_read_waits_is_stopped_at_once(state_run, store, start_node):
+    node = start_node(state_run, store.target, "--store-patience", "60")
+    try:
+        async with DSecClient(node.url) as client:
+            sandbox = await client.run_container(wanted())
+            await sandbox.run_shell("cat /bin/busybox >/dev/null")
+            store.tell("stall 1")
+            reading = asyncio.ensure_future(sandbox.run_shell("cat /data0 /data1 >/dev/null & cat /data2 | wc -c; wait"))
+            access = EnvironmentStore(state_run.state, state_run.run, store.target).access
+            await until(lambda: asyncio.to_thread(lambda: access.status().waiting > 1), "its reads wait")
+            begun = time.monotonic()
+            await sandbox.stop()
+            assert time.monotonic() - begun < 2.0
+            assert hanging(node.places) == []
+            with pytest.raises(DSecError):
+                await reading
+    finally:
+        store.tell("stall 0")
+        node.process.terminate()
+        node.process.wait(60)
+        assert node.dsec("down").returncode == 0
+
+
 async def test_a_store_that_vanishes_comes_back(trouble_node, store):
     async with DSecClient(trouble_node.url) as client:
         reader = await client.run_container(wanted())
