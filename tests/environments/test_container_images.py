@@ -13,85 +13,13 @@ import tarfile
 from pathlib import Path
 
 import pytest
+from layouts import CONFIGURATION, MACHINE, Layout, file, folder, tar_of, zstd
 from trees import describe
 
 from dsec.environments import build
 from libdsec.errors import InvalidArgument, NotFound
 
 pytestmark = pytest.mark.root
-
-CONFIGURATION = {
-    "Env": ["PATH=/usr/bin:/bin", "WITH=a=b", "EMPTY=", "nonsense"],
-    "WorkingDir": "/srv",
-    "User": "app:staff",
-    "Entrypoint": ["/bin/sh", "-c"],
-    "Cmd": None,
-}
-MACHINE = {"x86_64": "amd64", "aarch64": "arm64"}[os.uname().machine]
-
-
-def tar_of(*members, end=True):
-    buffer = io.BytesIO()
-    with tarfile.open(fileobj=buffer, mode="w") as archive:
-        for name, kind, fields, content in members:
-            info = tarfile.TarInfo(name)
-            info.type, info.size = kind, len(content)
-            for field, value in {"mode": 0o755, **fields}.items():
-                setattr(info, field, value)
-            archive.addfile(info, io.BytesIO(content))
-        length = archive.offset
-    return buffer.getvalue() if end else buffer.getvalue()[:length]
-
-
-def file(name, content=b""):
-    return (name, tarfile.REGTYPE, {}, content or name.encode())
-
-
-def folder(name, **fields):
-    return (name, tarfile.DIRTYPE, fields, b"")
-
-
-def zstd(data):
-    return subprocess.run(["zstd", "-qc"], input=data, check=True, capture_output=True).stdout
-
-
-class Layout:
-    """An OCI layout under construction."""
-
-    def __init__(self, path):
-        self.path = path
-        (path / "blobs/sha256").mkdir(parents=True)
-        (path / "oci-layout").write_text('{"imageLayoutVersion": "1.0.0"}')
-        self.manifests = []
-
-    def blob(self, data, kind):
-        digest = hashlib.sha256(data).hexdigest()
-        (self.path / "blobs/sha256" / digest).write_bytes(data)
-        return {"mediaType": f"application/vnd.oci.image.{kind}", "digest": f"sha256:{digest}", "size": len(data)}
-
-    def image(self, layers, *, configuration=CONFIGURATION, compress=gzip.compress, name=None, architecture=None):
-        config = {
-            "architecture": architecture or MACHINE,
-            "os": "linux",
-            "config": configuration,
-            "rootfs": {"type": "layers", "diff_ids": ["sha256:" + hashlib.sha256(layer).hexdigest() for layer in layers]},
-        }
-        manifest = {
-            "schemaVersion": 2,
-            "config": self.blob(json.dumps(config).encode(), "config.v1+json"),
-            "layers": [self.blob(compress(layer), "layer.v1.tar+gzip") for layer in layers],
-        }
-        descriptor = self.blob(json.dumps(manifest).encode(), "manifest.v1+json")
-        if name:
-            descriptor["annotations"] = {"org.opencontainers.image.ref.name": name}
-        if architecture:
-            descriptor["platform"] = {"os": "linux", "architecture": architecture}
-        self.manifests.append(descriptor)
-        return self
-
-    def write(self):
-        (self.path / "index.json").write_text(json.dumps({"schemaVersion": 2, "manifests": self.manifests}))
-        return self.path
 
 
 @pytest.fixture

@@ -81,8 +81,10 @@ def build(
     `source` is `debian:SUITE` (with the packages `include`), `dir:PATH`, `tar:PATH`, `oci:PATH[@TAG]` (layout or docker archive),
     `docker://HOST/NAME` (through skopeo, with the credentials in `authfile`), or for a workspace `git:PATH[@REF]` and `sdist:PATH`. `kind`
     defaults to base, for git and sdist to workspace. `dest` is the folder in the sandbox that the tree lies in: for a base `/`, for others
-    `/workspace` unless given. Layers of an image are kept apart for other images, and become one layer of the environment up to
-    `collapse_below` bytes of contents; what is more becomes a second one over it, and so on. `command` is noted as what was asked for.
+    `/workspace` unless given. `command` is noted as what was asked for.
+
+    Layers of an image are kept for other images, and become one layer of the environment up to `collapse_below` bytes of contents; what is
+    more becomes a second one over it, and so on. With 0 each stays a layer.
 
     Raises InvalidArgument naming the field; QuotaExceeded(cause="disk") on a full disk; DSecError(cause="tool-failed") with what a tool
     said. On any failure, a kill included, no name is changed; layers of an image that were read stay known until they are collected as
@@ -217,7 +219,7 @@ def _grouped(trees: Sequence[Node], limit: int) -> list[Node]:
     size = 0
     for tree in trees:
         own = data_bytes(tree)
-        if groups and size + own <= limit:
+        if groups and limit > 0 and size + own <= limit:
             groups[-1].append(tree)
             size += own
         else:

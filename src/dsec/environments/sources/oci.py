@@ -18,7 +18,7 @@ from dsec.environments.sources.archives import read_layer
 from dsec.environments.sources.blobs import Blobs, opened_image
 from dsec.environments.sources.furnishing import add_folder
 from dsec.environments.sources.grounding import ground
-from dsec.environments.sources.imagefiles import ImageLayer, find_image
+from dsec.environments.sources.imagefiles import Image, ImageLayer, find_image
 from dsec.environments.sources.refusals import damaged
 from dsec.environments.sources.streams import decompressed
 from dsec.environments.sources.view import View
@@ -44,6 +44,7 @@ def read_image(path: Path, wanted: str, bench: Workbench, progress: Progress) ->
     """The image at `path`, an OCI layout or a docker archive, in a folder or a tar; see `find_image` for `wanted`."""
     with opened_image(path, bench.scratch, lambda done, total: progress(done, total, 0, 0)) as blobs:
         image = find_image(blobs, wanted)
+        inner = _settings(image)
         raw: list[Node] = []
         known = 0
         for number, layer in enumerate(image.layers, 1):
@@ -59,9 +60,9 @@ def read_image(path: Path, wanted: str, bench: Workbench, progress: Progress) ->
     trees: list[Node] = []
     for tree in raw:
         trees.append(ground(tree, View(trees) if trees else None))
-    inner = image.settings.get("config") or {}
-    if trees:
-        _furnish(trees, inner)
+    if trees:  # volumes and the working directory exist in a container, made if the image has them not
+        for folder in (*sorted(inner.volumes or {}), inner.working_dir or "/"):
+            add_folder(trees, folder)
     provenance = {"image": image.digest, "layers": str(len(image.layers)), "layers_known": str(known)}
     provenance["diff_ids"] = " ".join(layer.diff_id for layer in image.layers)
     if image.manifest:
@@ -77,24 +78,29 @@ def _read(blobs: Blobs, layer: ImageLayer, bench: Workbench, progress: Callable[
     return tree
 
 
-def _furnish(trees: list[Node], inner: dict[str, Any]) -> None:
-    """Volumes and the working directory exist in a container, made if the image has them not."""
-    for path in (*sorted(inner.get("Volumes") or {}), inner.get("WorkingDir") or "/"):
-        add_folder(trees, path)
+class _Settings(msgspec.Struct, rename="pascal"):
+    """What an image says of the containers that are to be made of it; of the rest nothing matters here."""
+
+    env: list[str] | None = None
+    working_dir: str | None = None
+    user: str | None = None
+    entrypoint: list[str] | None = None
+    cmd: list[str] | None = None
+    volumes: dict[str, Any] | None = None
 
 
-def _configuration(inner: dict[str, Any]) -> Configuration:
-    env = dict(text.partition("=")[::2] for text in inner.get("Env") or [] if "=" in text)
+def _settings(image: Image) -> _Settings:
     try:
-        return msgspec.convert(
-            {
-                "env": env,
-                "workdir": inner.get("WorkingDir") or "",
-                "user": inner.get("User") or "",
-                "entrypoint": inner.get("Entrypoint") or [],
-                "command": inner.get("Cmd") or [],
-            },
-            Configuration,
-        )
+        return msgspec.convert(image.settings.get("config") or {}, _Settings)
     except msgspec.ValidationError as error:
         raise damaged(f"its settings are none: {error}") from error
+
+
+def _configuration(inner: _Settings) -> Configuration:
+    return Configuration(
+        env=dict(text.partition("=")[::2] for text in inner.env or [] if "=" in text),
+        workdir=inner.working_dir or "",
+        user=inner.user or "",
+        entrypoint=inner.entrypoint or [],
+        command=inner.cmd or [],
+    )

@@ -32,7 +32,7 @@ _DENIED: Final = ("unauthorized", "authentication required", "denied", "invalid 
 _MISSING: Final = ("manifest unknown", "name unknown", "not found", "404")
 _UNREACHABLE: Final = (
     "no such host", "connection refused", "i/o timeout", "network is unreachable", "no route to host", "timeout", "connection reset",
-    "x509:", "server gave HTTP response to HTTPS client", "Temporary failure in name resolution", "server misbehaving", "EOF",
+    "x509:", "tls:", "server gave HTTP response to HTTPS client", "Temporary failure in name resolution", "server misbehaving", "EOF",
 )  # fmt: skip
 
 
