@@ -172,14 +172,15 @@ def test_guests_changes_merge_to_what_they_saw(base: st.DataObject, layers: list
         place = Path(kept.enter_context(tempfile.TemporaryDirectory(prefix="dsec-trees-")))
         lowers = [kept.enter_context(image_mounted(stack[0], packs, place / "base"))]
         for number, steps in enumerate(layers):
-            home = place / str(number)
-            (home / "upper").mkdir(parents=True)
+            # not on a disk: an overlay that goes waits for its upper folder's file system to be written
+            home = Path(kept.enter_context(tempfile.TemporaryDirectory(prefix="dsec-trees-", dir="/dev/shm")))
+            (home / "upper").mkdir()
             (home / "work").mkdir()
             with overlay_mounted(lowers, home / "merged", home / "upper", home / "work") as merged:
                 for step in steps:
                     _perform(merged, step)
             stack.append(settle(walk(home / "upper", _inline, keep_xattr=keep_overlay_marks), keep_whiteouts=True))
-            lowers.append(kept.enter_context(image_mounted(stack[-1], packs, home / "layer")))
+            lowers.append(kept.enter_context(image_mounted(stack[-1], packs, place / str(number))))
         # links that were broken apart by a change have fewer names, which overlayfs does not notice: contents are compared
         view = _content_only(_shown(lowers, place / "view"))
         assert _content_only(looks(collapse(stack, keep_whiteouts=False), packs)) == view

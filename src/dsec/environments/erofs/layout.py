@@ -57,6 +57,7 @@ __all__ = [
     "MAGIC",
     "MAX_NAME",
     "NULL",
+    "OWNERS",
     "SLOT",
     "SUPERBLOCK",
     "SUPERBLOCK_AT",
@@ -107,6 +108,8 @@ DIRENT: Final = struct.Struct("<QHBx")
 """nid, the name's place in the block, type."""
 DIRENT_SIZE: Final = DIRENT.size
 MAX_NAME: Final = 255
+OWNERS: Final = (1 << 32) - 1
+"""Users and groups; the last number means none."""
 
 FILE_TYPES: Final = {
     stat.S_IFREG: 1,

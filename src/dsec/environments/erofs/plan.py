@@ -21,6 +21,7 @@ from dsec.environments.erofs.layout import (
     INODE_SIZE,
     MAX_NAME,
     NULL,
+    OWNERS,
     SLOT,
     encode_rdev,
 )
@@ -31,6 +32,8 @@ __all__ = ["Plan", "Planned", "plan_image"]
 
 _CHUNKS: Final = 1 << 21
 """Chunks that one file may need (16 MiB of them). Who stores a file chooses the granularity of its holes so that it needs far fewer."""
+
+_TIMES: Final = 1_000_000_000 << 63
 
 _GAPS: Final = 32
 """Places left free at the ends of blocks that are remembered for later, smaller inodes."""
@@ -74,77 +77,88 @@ class Plan:
 
 def plan_image(root: Node) -> Plan:
     """Lay out a tree: a folder's entries next to each other, folders in depth-first order. Raises ValueError for what EROFS cannot hold."""
-    if root.children is None:
-        raise ValueError("the root of an image must be a folder")
-    # the packs come first, as their slots stand before the inodes
-    slots, packs = _device_slots(root)
+    # first the packs, as their slots stand before the inodes
+    folders, slots, packs = _survey(root)
     space = _Space(DEVICES_AT + DEVICE_SLOT.size * len(packs))
-    inodes = [_plan_folder(root, space)]
-    numbers = {root: inodes[0].place // SLOT}
-    inodes[0].parent = numbers[root]
+    top = _plan_folder(root, folders[0][1], space)
+    inodes = [top]
+    planned_folders = {root: top}
+    names_of = dict(folders)
+    numbers = {root: top.place // SLOT}
+    top.parent = numbers[root]
     links: dict[Node, int] = {}
-    folders = [inodes[0]]
-    while folders:
-        folder = folders.pop()
-        children = folder.node.children
-        names = folder.data
+    for folder, names in folders:
+        children = folder.children
         assert children is not None
-        assert isinstance(names, list)
-        number = folder.place // SLOT
-        below: list[Planned] = []
+        number = planned_folders.pop(folder).place // SLOT
         for name in names:
             child = children.get(name)
             if child is None:  # `.` or `..`
                 continue
             if child in numbers:
-                if child.children is not None:
-                    raise ValueError(f"the folder {name!r} is in the tree twice")
                 links[child] = links.get(child, 1) + 1
                 continue
             if child.children is not None:
-                planned = _plan_folder(child, space)
+                planned = _plan_folder(child, names_of[child], space)
                 planned.parent = number
-                below.append(planned)
+                planned_folders[child] = planned
             else:
                 planned = _plan_other(name, child, space, slots)
             numbers[child] = planned.place // SLOT
             inodes.append(planned)
-        folders.extend(reversed(below))
     embedded = [planned for planned in inodes if planned.data is not None and (planned.layout == FLAT_PLAIN or planned.size >= BLOCK)]
     embedded.sort(key=lambda planned: planned.first_block)
     inodes.sort(key=lambda planned: planned.place)
     return Plan(inodes, embedded, numbers[root], numbers, links, packs, slots, -(-space.end // BLOCK), space.blocks)
 
 
-def _device_slots(root: Node) -> tuple[dict[Pack, int], list[Pack]]:
+def _survey(root: Node) -> tuple[list[tuple[Node, list[bytes]]], dict[Pack, int], list[Pack]]:
+    """Folders with their sorted names, `.` and `..` among them, depth first; packs in the order of their first use."""
+    folders: list[tuple[Node, list[bytes]]] = []
     slots: dict[Pack, int] = {}
     packs: list[Pack] = []
     digests: dict[str, int] = {}
-    folders = [root]
-    while folders:
-        children = folders.pop().children
+    if root.children is None:
+        raise ValueError("the root of an image must be a folder")
+    seen = {root}
+    waiting = [root]
+    while waiting:
+        folder = waiting.pop()
+        children = folder.children
         assert children is not None
+        names = [*children, b".", b".."]
+        names.sort()
+        folders.append((folder, names))
         below = []
-        for _, child in sorted(children.items()):
+        for name in names:
+            child = children.get(name)
+            if child is None:
+                continue
             if child.children is not None:
+                if child in seen:
+                    raise ValueError(f"the folder {name!r} is in the tree twice")
+                seen.add(child)
                 below.append(child)
             for segment in child.segments:
-                pack = segment.pack
-                if pack not in slots:
-                    tag = pack.digest.removeprefix("sha256:")
-                    if len(tag) != 64 or not pack.digest.startswith("sha256:") or pack.size <= 0 or pack.size % BLOCK:
-                        raise ValueError(f"a pack that is not finished: digest {pack.digest!r}, {pack.size} bytes")
-                    slots[pack] = digests.setdefault(pack.digest, len(packs))
-                    if slots[pack] == len(packs):
-                        packs.append(pack)
-                    elif packs[slots[pack]].size != pack.size:
-                        raise ValueError(f"the pack {pack.digest} has two sizes: {packs[slots[pack]].size} and {pack.size}")
-        folders.extend(reversed(below))
+                if segment.pack not in slots:
+                    slots[segment.pack] = _slot(segment.pack, packs, digests)
+        waiting.extend(reversed(below))
     if len(packs) > DEVICES:
         raise ValueError(f"contents in {len(packs)} packs: an image may refer to {DEVICES}")
-    if any(pack.size // BLOCK > NULL for pack in packs):
-        raise ValueError("a pack of more than 16 TiB")
-    return slots, packs
+    return folders, slots, packs
+
+
+def _slot(pack: Pack, packs: list[Pack], digests: dict[str, int]) -> int:
+    """A pack's place in the device table; equal digests share one."""
+    tag = pack.digest.removeprefix("sha256:")
+    if len(tag) != 64 or not pack.digest.startswith("sha256:") or pack.size <= 0 or pack.size % BLOCK or pack.size // BLOCK > NULL:
+        raise ValueError(f"a pack that is not finished, or larger than 16 TiB: digest {pack.digest!r}, {pack.size} bytes")
+    slot = digests.setdefault(pack.digest, len(packs))
+    if slot == len(packs):
+        packs.append(pack)
+    elif packs[slot].size != pack.size:
+        raise ValueError(f"the pack {pack.digest} has two sizes: {packs[slot].size} and {pack.size}")
+    return slot
 
 
 @dataclass(slots=True)
@@ -195,11 +209,19 @@ class _Space:
         return self.take(fixed, within_block=False), FLAT_PLAIN, first_block
 
 
-def _plan_folder(node: Node, space: _Space) -> Planned:
+def _check(name: bytes, node: Node) -> None:
+    if not 0 <= node.uid < OWNERS or not 0 <= node.gid < OWNERS:
+        raise ValueError(f"{name!r} has the owner {node.uid}:{node.gid}: 0 to {OWNERS - 1} are allowed")
+    if not -_TIMES <= node.mtime_ns < _TIMES:
+        raise ValueError(f"{name!r} has the time {node.mtime_ns} ns: it does not fit in 64 bits of seconds")
+    if not 0 <= node.mode < 1 << 16:
+        raise ValueError(f"{name!r} has mode {node.mode:o}")
+
+
+def _plan_folder(node: Node, names: list[bytes], space: _Space) -> Planned:
     children = node.children
     assert children is not None
-    names = [*children, b".", b".."]
-    names.sort()
+    _check(b"a folder", node)
     if not stat.S_ISDIR(node.mode) or b"." in children or b".." in children:
         raise ValueError("a node with entries that is not a folder, or a folder with an entry named `.` or `..`")
     longest = max(map(len, names))
@@ -224,6 +246,7 @@ def _plan_folder(node: Node, space: _Space) -> Planned:
 
 
 def _plan_other(name: bytes, node: Node, space: _Space, slots: dict[Pack, int]) -> Planned:
+    _check(name, node)
     kind = stat.S_IFMT(node.mode)
     xattrs = encode_xattrs(node.xattrs) if node.xattrs else b""
     if kind == stat.S_IFREG:

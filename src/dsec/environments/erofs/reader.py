@@ -31,6 +31,7 @@ from dsec.environments.erofs.layout import (
     MAGIC,
     MAX_NAME,
     NULL,
+    OWNERS,
     SLOT,
     SUPERBLOCK,
     SUPERBLOCK_AT,
@@ -138,8 +139,8 @@ class _Image:
         kind = stat.S_IFMT(mode)
         if not form & EXTENDED or layout not in (FLAT_PLAIN, FLAT_INLINE, CHUNKED) or kind not in FILE_TYPES or nanoseconds >= _NANOSECONDS:
             raise ValueError(f"the inode {number} of an EROFS image is damaged or of a kind that we do not write")
-        if size >= 1 << 63:
-            raise ValueError(f"the inode {number} of an EROFS image has {size} bytes")
+        if size >= 1 << 63 or uid >= OWNERS or gid >= OWNERS:
+            raise ValueError(f"the inode {number} of an EROFS image has {size} bytes and the owner {uid}:{gid}")
         at += INODE_SIZE
         xattrs = {}
         if xattrs_length:
