@@ -141,14 +141,17 @@ def image_mounted(tree: Node, packs: Packs | None, place: Path) -> Iterator[Path
 
 @contextlib.contextmanager
 def overlay_mounted(lowers: list[Path], target: Path, upper: Path | None = None, work: Path | None = None) -> Iterator[Path]:
-    """An overlay of folders, the lowest first, as containers have theirs: redirects are followed and made."""
+    """An overlay of folders, the lowest first, as containers have theirs: redirects are followed and made.
+
+    Without devices: trees hold them with any number, and tests write to any name.
+    """
     target.mkdir(exist_ok=True)
     options: list[tuple[str, str | int | None]] = [("lowerdir+", str(lower)) for lower in reversed(lowers)]
     if upper is not None:
         options += [("upperdir", str(upper)), ("workdir", str(work)), ("redirect_dir", "on")]
     else:
         options += [("redirect_dir", "follow")]
-    mount = mounts.make_mount("overlay", options=options)
+    mount = mounts.make_mount("overlay", options=options, attributes=mounts.ATTR_NODEV | mounts.ATTR_NOSUID)
     try:
         mounts.attach(mount, target)
     finally:

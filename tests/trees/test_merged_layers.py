@@ -146,7 +146,10 @@ def _perform(root: Path, step: tuple[Any, ...]) -> None:
         if verb == "mkdir":
             path.mkdir(parents=True)
         elif verb == "write":
-            path.write_bytes(step[2])
+            # of a pipe nobody waits for the other end
+            fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NONBLOCK, 0o644)
+            with os.fdopen(fd, "wb", buffering=0) as opened:
+                opened.write(step[2])
         elif verb == "remove":
             shutil.rmtree(path) if path.is_dir() else path.unlink()
         elif verb == "move":
