@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
-import select
 import shutil
 import signal
 import subprocess
@@ -15,7 +15,7 @@ from trees import fill
 
 from dsec.environments import ScratchStore, build
 from dsec.environments.environment import EnvironmentStore
-from dsec.environments.store import DATA, MANIFEST, METADATA
+from dsec.environments.store import MANIFEST, METADATA
 from dsec.kernel.mountinfo import mounts_below
 from libdsec.errors import DSecError, NotFound, QuotaExceeded, SandboxFailed
 
@@ -48,22 +48,38 @@ def truncate_metadata(folder):
     os.truncate(folder / METADATA, 100)
 
 
-def truncate_data(folder):
-    os.truncate(folder / DATA, (folder / DATA).stat().st_size - 4096)
+def spoil_manifest(folder):
+    (folder / MANIFEST).write_bytes(b"\xff{")
 
 
-def lose_data(folder):
-    (folder / DATA).unlink()
+def lose_manifest(folder):
+    (folder / MANIFEST).unlink()
+
+
+def pack(folder):
+    [found] = (folder.parent.parent / "packs").glob("*.data")
+    return found
+
+
+def truncate_pack(folder):
+    os.truncate(pack(folder), pack(folder).stat().st_size - 4096)
+
+
+def lose_pack(folder):
+    pack(folder).unlink()
 
 
 def lose_folder(folder):
     shutil.rmtree(folder)
 
 
-@pytest.mark.parametrize("spoil", [damage_metadata, damage_superblock, truncate_metadata, truncate_data, lose_data, lose_folder])
+SPOILERS = [damage_metadata, damage_superblock, truncate_metadata, spoil_manifest, lose_manifest, truncate_pack, lose_pack, lose_folder]
+
+
+@pytest.mark.parametrize("spoil", SPOILERS)
 def test_a_damaged_layer_is_named_and_nothing_is_mounted(state_run, store, base, spoil):
     fresh = EnvironmentStore(state_run.state / "elsewhere", state_run.run, store.layers.root)
-    digests = fresh.resolve(["base"]).digests
+    digests = store.resolve(["base"]).digests
     spoil(store.layers.folder(base.digest))
     with pytest.raises(SandboxFailed, match=base.digest) as caught:
         fresh.acquire(digests, "sb-1")
@@ -107,8 +123,9 @@ def test_a_damaged_copy_on_the_node_is_made_anew(store, base):
     assert os.path.exists(f"{path}/a/file")
 
 
-def test_building_again_mends_a_damaged_layer(store, base, tmp_path):
-    truncate_data(store.layers.folder(base.digest))
+@pytest.mark.parametrize("spoil", SPOILERS)
+def test_building_again_mends_a_damaged_layer(store, base, tmp_path, spoil):
+    spoil(store.layers.folder(base.digest))
     assert store.layers.damage(base.digest) is not None
     assert build(store, "base", source=f"dir:{tmp_path / 'base'}").digest == base.digest
     assert store.layers.damage(base.digest) is None
@@ -130,14 +147,14 @@ def progress(step):
     if step.phase == sys.argv[4]:
         print("there", flush=True)
         sys.stdin.read()
-build(EnvironmentStore(Path(sys.argv[1]), Path(sys.argv[2])), "base", source="dir:" + sys.argv[3], progress=progress)
+build(EnvironmentStore(Path(sys.argv[1]), Path(sys.argv[2])), "base", source=sys.argv[3], progress=progress)
 """
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("phase", ["fetch", "image", "digest", "publish"])
+@pytest.mark.parametrize("phase", ["fetch", "merge", "publish"])
 def test_a_build_that_is_killed_leaves_nothing_visible_and_a_sweep_takes_the_rest(store, full_tree, phase):
-    arguments = [sys.executable, "-c", BUILD, str(store.state), str(store.run), str(full_tree), phase]
+    arguments = [sys.executable, "-c", BUILD, str(store.state), str(store.run), f"dir:{full_tree}", phase]
     with subprocess.Popen(arguments, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
         assert process.stdout.readline() == b"there\n"
         assert store.sweep_builds() == []
@@ -152,52 +169,61 @@ def test_a_build_that_is_killed_leaves_nothing_visible_and_a_sweep_takes_the_res
 
 
 @pytest.mark.slow
-def test_a_tool_of_a_build_that_is_killed_dies_with_it(store, tmp_path, full_tree):
+def test_a_tool_of_a_build_that_is_killed_dies_with_it(store, tmp_path):
     """A tool that never ends stands in for one that is in the middle."""
     stuck = tmp_path / "bin"
     stuck.mkdir()
-    pid_file = tmp_path / "pid"
-    (stuck / "mkfs.erofs").write_text(f"#!/bin/sh\necho $$ > {pid_file}\nexec sleep 1000\n")
-    (stuck / "mkfs.erofs").chmod(0o755)
-    arguments = [sys.executable, "-c", BUILD, str(store.state), str(store.run), str(full_tree), "never"]
+    held = tmp_path / "held"
+    held.touch()
+    # by its lock, not its pid: it is in a pid namespace of its own
+    (stuck / "mmdebstrap").write_text(f"#!/bin/sh\nexec 9<{held}\nflock 9\nexec sleep 1000\n")
+    (stuck / "mmdebstrap").chmod(0o755)
+    arguments = [sys.executable, "-c", BUILD, str(store.state), str(store.run), "debian:bookworm", "never"]
     environment = {**os.environ, "PATH": f"{stuck}:{os.environ['PATH']}"}
-    with subprocess.Popen(arguments, stdin=subprocess.DEVNULL, env=environment) as process:
-        deadline = time.monotonic() + 30
-        while not (pid_file.exists() and pid_file.read_text().strip()):
-            assert time.monotonic() < deadline
-            time.sleep(0.005)
-        tool = os.pidfd_open(int(pid_file.read_text()))
-        process.send_signal(signal.SIGKILL)
-    try:
-        assert select.select([tool], [], [], 10)[0], "mkfs.erofs outlives the build"
-    finally:
-        os.close(tool)
+    with held.open() as file:
+
+        def until_lock_is(expected):
+            deadline = time.monotonic() + 30
+            while True:
+                try:
+                    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    free = True
+                    fcntl.flock(file, fcntl.LOCK_UN)
+                except BlockingIOError:
+                    free = False
+                if free == expected:
+                    return
+                assert time.monotonic() < deadline, f"the lock never became {'free' if expected else 'held'}"
+                time.sleep(0.01)
+
+        with subprocess.Popen(arguments, stdin=subprocess.DEVNULL, env=environment) as process:
+            until_lock_is(False)
+            process.send_signal(signal.SIGKILL)
+        until_lock_is(True)
     assert len(store.sweep_builds()) == 2
 
 
-def test_a_tool_that_fails_says_what_it_said(store, full_tree, tmp_path, monkeypatch):
+def test_a_tool_that_fails_says_what_it_said(store, tmp_path, monkeypatch):
     broken = tmp_path / "bin"
     broken.mkdir()
-    (broken / "mkfs.erofs").write_text("#!/bin/sh\necho the reason >&2\nexit 3\n")
-    (broken / "mkfs.erofs").chmod(0o755)
+    (broken / "mmdebstrap").write_text("#!/bin/sh\necho the reason >&2\nexit 3\n")
+    (broken / "mmdebstrap").chmod(0o755)
     monkeypatch.setenv("PATH", f"{broken}:{os.environ['PATH']}")
     with pytest.raises(DSecError, match="the reason") as caught:
-        build(store, "base", source=f"dir:{full_tree}")
+        build(store, "base", source="debian:bookworm")
     assert caught.value.cause == "tool-failed"
     assert store.list() == []
     assert os.listdir(store.staging.root) == []
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("full", ["state", "store"])
-def test_a_full_disk_is_a_typed_error_and_leaves_nothing(state_run, tmp_path, full):
+def test_a_full_disk_is_a_typed_error_and_leaves_nothing(state_run, tmp_path):
     """A scratch folder with a limit is a small disk."""
     scratch = ScratchStore(state_run.state, state_run.run, size_bytes=256 << 20)
     scratch.open()
     try:
         small = scratch.create("small", 8 << 20) / "upper"
-        places = {"state": small, "store": state_run.state / "store"} if full == "state" else {"state": state_run.state, "store": small}
-        store = EnvironmentStore(places["state"], state_run.run, places["store"])
+        store = EnvironmentStore(state_run.state, state_run.run, small)
         tree = tmp_path / "big"
         tree.mkdir()
         (tree / "noise").write_bytes(os.urandom(16 << 20))

@@ -78,6 +78,8 @@ def test_a_layer_in_use_is_not_removed(store, base):
     assert store.resolve(["base"]).digests == [base.digest]
     store.release("sb-1")
     store.remove("base")
+    assert store.list() == []
+    assert store.collect_garbage(grace_seconds=0).layers == [base.digest]
     assert mount_ids(store) == []
     assert os.listdir(store.layers.root / "layers") == []
     assert os.listdir(store.state / "layers") == []
@@ -92,6 +94,7 @@ def test_a_layer_with_two_names_lives_until_the_second_goes(store, base, tmp_pat
     assert [info.name for info in store.list()] == ["again:v2"]
     store.remove(f"again@{base.digest}")
     assert store.list() == []
+    assert store.collect_garbage(grace_seconds=0).layers == [base.digest]
     assert store.layers.layers() == set()
 
 

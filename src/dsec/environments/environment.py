@@ -221,7 +221,7 @@ def _info(reference: Reference, manifest: Manifest, uses: dict[str, set[str]]) -
         digest=manifest.digest,
         kind=identity.kind,
         metadata_bytes=identity.metadata.size,
-        data_bytes=contents.data_bytes if identity.data is None else identity.data.size,
+        data_bytes=contents.data_bytes,
         stored_bytes=contents.stored_bytes,
         logical_bytes=contents.logical_bytes,
         files=contents.files,

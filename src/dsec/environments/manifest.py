@@ -54,10 +54,9 @@ class Configuration(msgspec.Struct, kw_only=True, frozen=True, forbid_unknown_fi
 class Identity(msgspec.Struct, kw_only=True, frozen=True, forbid_unknown_fields=True):
     """All that the digest covers. Equal trees whose contents lie in equal packs have equal digests, whenever and wherever."""
 
-    format: Literal["dsec-layer-1", "dsec-layer-2"] = "dsec-layer-2"
+    format: Literal["dsec-layer-2"] = "dsec-layer-2"
     kind: Kind
     metadata: FileDigest
-    data: FileDigest | None = None
     packs: list[PackUse] = []
     configuration: Configuration = Configuration()
     below: list[str] = []

@@ -30,7 +30,7 @@ from dsec.environments.manifest import Manifest
 from dsec.environments.names import check_owner
 from dsec.environments.parallel import at_once
 from dsec.environments.readahead import reading_ahead
-from dsec.environments.store import DATA, METADATA, LayerStore, lost
+from dsec.environments.store import METADATA, LayerStore, lost
 from dsec.environments.traces import load_trace, replay_trace
 from dsec.kernel.erofs import mount_erofs, mounted_image
 from dsec.kernel.mountinfo import mounts_below
@@ -290,18 +290,12 @@ class NodeLayers:
                 if (flaw := self._store.packs.flaw(use)) is not None:
                     raise ValueError(flaw)
             self._access.expect(manifest.identity.packs)
-            blob = manifest.identity.data
-            if blob is not None and (size := (self._store.folder(digest) / DATA).stat().st_size) != blob.size:
-                raise ValueError(f"its data has {size} bytes instead of {blob.size}")
         except (OSError, ValueError) as error:
             raise lost(manifest.name, digest, str(error)) from error
 
     def _devices(self, digest: str) -> list[Path]:
         """Where the contents that the metadata refers to are read from, in the order of its device table."""
-        identity = self._store.manifest(digest).identity
-        if identity.data is not None:
-            return [self._store.folder(digest) / DATA]
-        return [self._access.device(use.digest) for use in identity.packs]
+        return [self._access.device(use.digest) for use in self._store.manifest(digest).identity.packs]
 
     def _copy_metadata(self, manifest: Manifest) -> None:
         """The local copy is made, or made anew where it is damaged."""

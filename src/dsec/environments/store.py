@@ -33,9 +33,9 @@ from dsec.environments.packs.shelf import PackShelf
 from dsec.environments.tags import Tags
 from libdsec.errors import NotFound, SandboxFailed
 
-__all__ = ["DATA", "EXTENTS", "MANIFEST", "METADATA", "LayerStore", "lost"]
+__all__ = ["EXTENTS", "MANIFEST", "METADATA", "LayerStore", "lost"]
 
-MANIFEST, METADATA, EXTENTS, DATA = "manifest.json", "metadata.erofs", "extents.bin", "data.blob"
+MANIFEST, METADATA, EXTENTS = "manifest.json", "metadata.erofs", "extents.bin"
 
 
 class LayerStore:
@@ -143,18 +143,18 @@ class LayerStore:
         self.refer(digest)
         return self.manifest(digest)
 
-    def damage(self, digest: str, *, contents: bool = False) -> str | None:
-        """Say what is wrong with the layer, None if nothing is. With `contents` its packs' contents are read, too."""
+    def damage(self, digest: str) -> str | None:
+        """Say what is wrong with the layer, None if nothing is. Of its packs it is only seen that they are there, and how long."""
         folder = self.folder(digest)
         try:
             identity = decode_manifest((folder / MANIFEST).read_bytes(), digest).identity
             if (flaw := _flaw(folder / METADATA, identity.metadata)) is not None:
                 return flaw
-            if identity.data is not None and (flaw := _flaw(folder / DATA, identity.data)) is not None:
-                return flaw
             for use in identity.packs:
                 if (flaw := self.packs.flaw(use)) is not None:
                     return flaw
+                if not self.packs.index(use.digest).exists():
+                    return f"the pack {use.digest} is known to be damaged"
         except (OSError, ValueError) as error:
             return str(error)
         return None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -166,6 +167,8 @@ def _folder(path: Path, bench: Workbench, progress: Callable[[int, int], None]) 
     try:
         tree = walk(path, add, keep_xattr=lambda name: name == OPAQUE or (keep_all(name) and holds_xattr(name)))
     except OSError as error:
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):  # that is where it is stored
+            raise
         raise DSecError(f"source: {error.filename or path}: {error.strerror}", field="source", cause="os-error", ran="ran") from error
     return Fetched([tree])
 
