@@ -110,7 +110,7 @@ def test_environments_on_a_state_folder(tmp_path: Path, tiny_rootfs: Path) -> No
     assert json.loads(dsec("env", "ls", "--json", **env).stdout) == []
     built = dsec("env", "build", "little:v1", "--from", f"dir:{tiny_rootfs}", **env)
     assert built.returncode == 0, built.stderr
-    assert "writing the image" in built.stderr
+    assert "publishing" in built.stderr
     listed = json.loads(dsec("env", "ls", "--json", **env).stdout)
     assert [(info["name"], info["kind"]) for info in listed] == [("little:v1", "base")]
     assert "sha256:" in dsec("env", "show", "little:v1", **env).stdout
