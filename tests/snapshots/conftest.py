@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+import uvloop
 
 sys.path.insert(0, str(Path(__file__).parent))
 
@@ -26,6 +27,9 @@ from dsec.environments import EnvironmentStore, ScratchStore, build
 from dsec.resources.plan import Limits
 from dsec.resources.uid_ranges import range_base
 from libdsec.schema import ContainerRunArgs, CreateRequest, ExecRequest, ForkRequest, PackInfo, PackRequest
+
+# The first loop of libuv in a process makes a pipe for signals that stays: made here, no test is held to have left it.
+uvloop.new_event_loop().close()
 
 ALIVE = ("running", "pausing", "paused", "resuming")
 
@@ -57,8 +61,9 @@ class Home:
     store: None = None
 
 
-@pytest.fixture(scope="module")
-def home(module_state_run, tiny_rootfs, filer_program, tmp_path_factory):
+@pytest.fixture(scope="session")
+def base_root(tiny_rootfs, filer_program, tmp_path_factory):
+    """The tiny root with the filer, an empty /t, and some things to hide, to rename and to renew."""
     root = tmp_path_factory.mktemp("base") / "root"
     shutil.copytree(tiny_rootfs, root, symlinks=True)
     shutil.copy2(filer_program, root / "bin/filer")
@@ -68,11 +73,30 @@ def home(module_state_run, tiny_rootfs, filer_program, tmp_path_factory):
         (root / name).write_text(name)
     (root / "var/lib/systemd").mkdir(parents=True)
     (root / "var/lib/systemd/random-seed").write_bytes(b"seed")
+    return root
+
+
+@pytest.fixture(scope="module")
+def home(module_state_run, base_root):
     environments = EnvironmentStore(module_state_run.state, module_state_run.run)
-    build(environments, "tiny", source=f"dir:{root}", kind="base")
+    build(environments, "tiny", source=f"dir:{base_root}", kind="base")
     yield Home(module_state_run.state, module_state_run.run)
     environments.sweep_mounts([])
     ScratchStore(module_state_run.state, module_state_run.run).close(unmount=True)
+
+
+@pytest.fixture(scope="module")
+def server(home, module_state_run, start_node):
+    """`dsec up` on `home`, for modules that open no edge themselves."""
+    started = start_node(module_state_run, home.state / "store")
+    try:
+        warmed = started.dsec("run", "tiny", "true")
+        assert warmed.returncode == 0, warmed.stderr.decode()
+        yield started
+    finally:
+        started.process.terminate()
+        started.process.wait(30)
+        started.dsec("down")
 
 
 @dataclass
@@ -121,8 +145,8 @@ class Box:
 
     def root(self) -> Path:
         """Its root folder as seen from the host."""
-        groups = self.backend._cgroups
-        for pid in groups._members(groups.plan(self.id, Limits())):
+        groups = {f"{folder}/cgroup.procs" for top in self.backend._cgroups.plan(self.id, Limits()).dirs for folder, _, _ in os.walk(top)}
+        for pid in {line for group in groups for line in Path(group).read_text().split()} - {"0"}:
             status = Path(f"/proc/{pid}/status").read_text()
             if next(line for line in status.splitlines() if line.startswith("NSpid:")).split()[-1] == "1":
                 return Path(f"/proc/{pid}/root")
