@@ -97,6 +97,17 @@ def _all_of_stdin() -> bytes:
         return stdin.read()
 
 
+async def _of_image(client: DSecClient, layers: list[str], words: list[str]) -> list[str]:
+    """The entrypoint of the topmost layer that has one or a command, and its command unless `words` are given."""
+    for layer in reversed(layers):
+        info = await client.environment(layer)
+        if info.entrypoint or info.command:
+            return [*info.entrypoint, *(words or info.command)]
+    if not words:
+        raise InvalidArgument(f"{layers[0]} says nothing of what to run: give a command", field="--as-image")
+    return words
+
+
 async def _whole(sandbox: Sandbox, command: list[str], shell: str | None, **options: object) -> ExecResult:
     if command:
         return await sandbox.exec(command, **options)  # type: ignore[arg-type]
@@ -127,6 +138,9 @@ def _run(
     hostname: Annotated[str, typer.Option("--hostname")] = "",
     label: Annotated[list[str] | None, typer.Option("--label", metavar="NAME=VALUE")] = None,
     backend: Annotated[str, typer.Option("--backend", help="container; others as the node has them.")] = "container",
+    as_image: Annotated[
+        bool, typer.Option("--as-image", help="Run the image's own entrypoint, with COMMAND (if given) in the place of the image's own.")
+    ] = False,
     keep: Annotated[bool, typer.Option("--keep", help="Leave the sandbox running when the command has ended.")] = False,
     detach: Annotated[
         bool, typer.Option("--detach", "-d", help="Make the sandbox, start the command if there is one, print the id, end.")
@@ -162,6 +176,9 @@ def _run(
     words = _words(command)
 
     async def work(client: DSecClient) -> int:
+        nonlocal words
+        if as_image:
+            words = await _of_image(client, args.environment, words)
         sandbox = await client.run(args, backend=backend)  # type: ignore[arg-type]
         if detach:
             try:
