@@ -86,6 +86,10 @@ void ahead_close(struct ahead *one);
 void ahead_close_all(struct host *h);
 int ahead_enter(const struct ahead *one);
 
+/* bare.c */
+/* Reaps whatever is left to it, for ever. All signals are blocked and no descriptor is open. */
+_Noreturn void init_loop(void);
+
 /* born.c */
 int sandbox_start(struct sandbox *s, struct trouble *t);
 void sandbox_undo(struct sandbox *s);

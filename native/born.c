@@ -28,20 +28,6 @@ static int capabilities_drop_all(void) {
     return (int)syscall(SYS_capset, &header, data);
 }
 
-/* Reaps whatever is left to it. Its memory is that of aether and stays closed to the guest: not dumpable, and owned by the initial user
- * namespace. */
-_Noreturn static void init_loop(void) {
-    sigset_t child;
-    sigemptyset(&child);
-    sigaddset(&child, SIGCHLD);
-    for (;;) {
-        while (waitpid(-1, NULL, WNOHANG) > 0)
-            ;
-        siginfo_t info;
-        sigwaitinfo(&child, &info);
-    }
-}
-
 void rename_process(const struct host *h, const char *name, const char *title) {
     prctl(PR_SET_NAME, name);
     if (h->argv_len) {
@@ -96,6 +82,7 @@ _Noreturn static void init_main(struct sandbox *s, int status) {
     if (send_all(status, &t, sizeof t, -1) < 0 || rc < 0 || send_fds(status, (int[]){made.pts, made.null, made.meminfo}, count) < 0)
         _exit(1);
     close_range(0, ~0U, 0);
+    /* Its memory is that of aether and stays closed to the guest: not dumpable, and owned by the initial user namespace. */
     init_loop();
 }
 
