@@ -251,7 +251,7 @@ static void *control_main(void *unused) {
         }
         if (wait[1].revents) {
             close(keeper);
-            keeper = keeper_again();
+            keeper = __atomic_load_n(&shared->unmounted, __ATOMIC_ACQUIRE) ? -1 : keeper_again();
         }
     }
     return NULL;
@@ -289,7 +289,7 @@ static int worker_main(bool first) {
         die("requests of before are lost");
     fuse_serve(3);
     /* Fetchers that the store holds do not end; nothing waits for them. */
-    shared->keeper = -shared->keeper;
+    __atomic_store_n(&shared->unmounted, 1, __ATOMIC_RELEASE);
     _exit(0);
 }
 
@@ -338,8 +338,8 @@ static int keep(int worker) {
     for (;;) {
         struct pollfd wait = {.fd = pidfd, .events = POLLIN};
         bool gone = worker <= 0 || pidfd < 0 || poll(&wait, 1, 1000) > 0;
-        if (shared->keeper < 0)
-            break; /* unmounted */
+        if (__atomic_load_n(&shared->unmounted, __ATOMIC_ACQUIRE))
+            break;
         if (!gone && !beyond_help(worker))
             continue;
         while (waitpid(-1, NULL, WNOHANG) > 0)

@@ -48,6 +48,7 @@ struct shared {
     uint32_t minor, max_pages;
     uint64_t worker_starts, heartbeat;
     int32_t keeper, worker;
+    int32_t unmounted; /* nothing is to be started any more */
     uint32_t packs;
     struct pack pack[PACKS_MAX];
 };
@@ -71,6 +72,7 @@ uint64_t block_sum(const void *data, size_t len);
 /* --- disk cache --- */
 struct disk;
 struct disk *disk_open(const char *folder, uint64_t bytes);
+void disk_close(struct disk *d);
 /* True when `len` bytes of the chunk were there, whole, and are in buf now. */
 bool disk_read(struct disk *d, const uint8_t digest[DIGEST], uint32_t chunk, void *buf, uint32_t len);
 bool disk_has(struct disk *d, const uint8_t digest[DIGEST], uint32_t chunk);

@@ -150,8 +150,23 @@ static int map_index(struct disk *d, int folder) {
     return 0;
 }
 
+void disk_close(struct disk *d) {
+    if (!d)
+        return;
+    if (d->header)
+        munmap(d->header, sizeof(struct header) + sizeof(struct entry) * d->slots);
+    if (d->blocks >= 0)
+        close(d->blocks);
+    free(d->link);
+    free(d->busy);
+    free(d->bucket);
+    free(d);
+}
+
 struct disk *disk_open(const char *folder, uint64_t bytes) {
     struct disk *d = calloc(1, sizeof *d);
+    if (d)
+        d->blocks = -1;
     int at = open(folder, O_PATH | O_DIRECTORY | O_CLOEXEC);
     uint64_t slots = bytes / (CHUNK + sizeof(struct entry));
     if (!d || at < 0 || slots < JOB_CHUNKS || slots > 1u << 30) {
@@ -180,6 +195,7 @@ struct disk *disk_open(const char *folder, uint64_t bytes) {
 out:
     if (at >= 0)
         close(at);
+    disk_close(d);
     return NULL;
 }
 

@@ -54,7 +54,10 @@ void reply_entry(uint64_t unique, uint32_t node) {
 
 static bool known(uint64_t node) {
     const struct pack *p = node_pack(node);
-    return node == ROOT_NODE || (p && p->used && p->size >= 0);
+    pthread_mutex_lock(&tables);
+    bool there = node == ROOT_NODE || (p && p->used && p->size >= 0);
+    pthread_mutex_unlock(&tables);
+    return there;
 }
 
 static void get_attributes(const struct fuse_call *call) {
