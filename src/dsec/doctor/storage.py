@@ -4,16 +4,22 @@ from __future__ import annotations
 
 import errno
 import os
+import stat
+import subprocess
 from pathlib import Path
 
+from dsec._native import native_binary
 from dsec.doctor.commands import first_line, require, run
 from dsec.doctor.probing import Absent, Probe
 from dsec.doctor.walls import mapped_user_namespace
+from dsec.environments import trees
+from dsec.environments.erofs import write_image
+from dsec.environments.packs import Packer, data_name
 from dsec.kernel import btrfs, erofs, features, loop, mounts
 
 __all__ = ["PROBES"]
 
-CONTENT = b"held by a data blob, not by the metadata\n" * 200
+CONTENT = b"held by a pack, not by the metadata\n" * 200
 
 
 def _private_mounts() -> None:
@@ -21,45 +27,41 @@ def _private_mounts() -> None:
     features.make_mounts_private()
 
 
-def _make_image(folder: Path, *, with_blob: bool) -> tuple[Path, list[Path]]:
-    source = folder / "source"
-    source.mkdir()
-    (source / "file").write_bytes(CONTENT)
-    metadata, blob = folder / "metadata", folder / "blob"
-    # Ahead of the write: mkfs.erofs wants the blob's file to be there.
-    blob.touch()
-    split = ["--chunksize=4096", f"--blobdev={blob}"] if with_blob else []
-    run(["mkfs.erofs", "--quiet", *split, str(metadata), str(source)])
-    return metadata, [blob] if with_blob else []
+def _make_image(folder: Path, *, with_pack: bool) -> tuple[Path, list[Path]]:
+    """As layers are made: contents in a pack, unless they are small and lie in the metadata."""
+    packer = Packer(folder)
+    content = CONTENT if with_pack else CONTENT[:40]
+    size, inline, segments = packer.add([content])
+    pack = packer.finish()
+    root = trees.folder()
+    root.children = {b"file": trees.Node(stat.S_IFREG | 0o644, size=size, inline=inline, segments=segments)}
+    write_image(root, folder / "metadata")
+    return folder / "metadata", [folder / data_name(pack.digest)] if pack is not None else []
 
 
-def _mount_image(folder: Path, *, with_blob: bool) -> Path:
+def _mount_image(folder: Path, *, with_pack: bool) -> Path:
     _private_mounts()
-    metadata, blobs = _make_image(folder, with_blob=with_blob)
+    metadata, packs = _make_image(folder, with_pack=with_pack)
     target = folder / "mounted"
     target.mkdir()
-    erofs.mount_erofs(metadata, blobs, target)
-    if (target / "file").read_bytes() != CONTENT:
+    erofs.mount_erofs(metadata, packs, target)
+    if (target / "file").read_bytes() not in (CONTENT, CONTENT[:40]):
         raise Absent("mounts, but reads back something else")
     return target
 
 
-def _mkfs_erofs(_folder: Path) -> str:
-    return first_line(["mkfs.erofs", "-V"])
-
-
 def _erofs_file(folder: Path) -> str:
-    _mount_image(folder, with_blob=False)
+    _mount_image(folder, with_pack=False)
     return "mounted from a plain file, no loop device"
 
 
 def _erofs_devices(folder: Path) -> str:
-    _mount_image(folder, with_blob=True)
+    _mount_image(folder, with_pack=True)
     return "metadata and data in two files"
 
 
 def _idmapped(folder: Path) -> str:
-    target = _mount_image(folder, with_blob=True)
+    target = _mount_image(folder, with_pack=True)
     with mapped_user_namespace() as namespace:
         clone = mounts.clone_tree(target)
         mounts.set_attributes(clone, user_namespace=namespace)
@@ -88,6 +90,29 @@ def _overlay(folder: Path) -> str:
     if not {"one", "two"} <= set(os.listdir(folder / "merged")) or not (folder / "upper/new").exists():
         raise Absent("mounts, but does not merge")
     return "layers and upper by descriptor"
+
+
+def _pack_server(folder: Path) -> str:
+    """What stands between EROFS and a store that is not on a local disk."""
+    _private_mounts()
+    places = {name: folder / name for name in ("store", "mounted", "control")}
+    places["store"].mkdir()
+    places["mounted"].mkdir()
+    name = "0" * 64 + ".data"
+    (places["store"] / name).write_bytes(CONTENT)
+    options = ["--store", str(places["store"]), "--mount", str(places["mounted"]), "--control", str(places["control"])]
+    command = [str(native_binary()), "blobcache", *options, "--memory-bytes=8388608", "--parallel=1", "--spare=0"]
+    with (folder / "said").open("w+") as said:
+        # It goes on by itself, so that a pipe would not end with the command.
+        if subprocess.run(command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=said, check=False).returncode != 0:
+            said.seek(0)
+            raise Absent(said.read().strip().rpartition("\n")[2])
+    try:
+        if (places["mounted"] / name).read_bytes() != CONTENT:
+            raise Absent("mounts, but reads back something else")
+    finally:
+        mounts.unmount(places["mounted"], lazy=True)
+    return "a FUSE server of our own, read through"
 
 
 def _mmdebstrap(_folder: Path) -> str:
@@ -127,18 +152,15 @@ def _btrfs_quota(folder: Path) -> str:
     raise Absent("16 MiB went past a limit of 4 MiB")
 
 
+def _skopeo(_folder: Path) -> str:
+    return first_line(["skopeo", "--version"])
+
+
 def _git(_folder: Path) -> str:
     return first_line(["git", "--version"])
 
 
 PROBES = [
-    Probe(
-        "mkfs.erofs",
-        _mkfs_erofs,
-        "building layers",
-        "environments can be used, not built here",
-        "apt-get install erofs-utils",
-    ),
     Probe(
         "EROFS from a file",
         _erofs_file,
@@ -172,6 +194,13 @@ PROBES = [
         required=True,
     ),
     Probe(
+        "server of packs",
+        _pack_server,
+        "stores on network file systems: deadlines, reads in bulk, a cache",
+        "stores on local disks only",
+        "Linux 5.13 with CONFIG_FUSE_FS (6.9, so that no read is lost when the server is killed), and /dev/fuse",
+    ),
+    Probe(
         "btrfs simple quota",
         _btrfs_quota,
         "`disk_limit_mb`, snapshots in no time",
@@ -186,5 +215,6 @@ PROBES = [
         "bases from folders, tars and OCI images only",
         "apt-get install mmdebstrap",
     ),
+    Probe("skopeo", _skopeo, "images from registries", "images from layouts and archives only", "apt-get install skopeo"),
     Probe("git", _git, "workspaces from git repositories", "workspaces from folders and archives only", "apt-get install git"),
 ]
