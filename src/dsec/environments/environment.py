@@ -7,13 +7,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from dsec.environments.blobcache import PackAccess, StoreSettings
-from dsec.environments.garbage import GRACE_SECONDS, Garbage, GarbageReport
+from dsec.environments.garbage import GRACE_SECONDS, SILENT_SECONDS, Garbage, GarbageReport
 from dsec.environments.leases import LeasedFolders
 from dsec.environments.manifest import KINDS, Configuration, Kind, Manifest
 from dsec.environments.names import Reference, check_digest, parse_reference
 from dsec.environments.node import NodeLayers
+from dsec.environments.report import StoreReport, report_store
 from dsec.environments.store import LayerStore
 from dsec.environments.tags import TagEntry
+from dsec.environments.verify import VerifyReport, verify_store
 from libdsec.errors import Conflict, InvalidArgument, NotFound, SandboxFailed
 from libdsec.schema import EnvironmentInfo
 
@@ -186,6 +188,14 @@ class EnvironmentStore:
         if report.layers and not dry_run:
             self.node.sweep(self.node.owners)
         return report
+
+    def report(self) -> StoreReport:
+        """See `report_store`."""
+        return report_store(self.layers, now=self.layers.now(), silent_seconds=SILENT_SECONDS)
+
+    def verify(self, *, repair: bool = False, progress: Callable[[int, int], None] | None = None) -> VerifyReport:
+        """See `verify_store`; metadata come back from this node's copies."""
+        return verify_store(self.layers, repair=repair, copies=self.state / "layers", progress=progress)
 
     def list(self) -> list[EnvironmentInfo]:
         """All named environments. Those whose manifest cannot be read are listed with no sizes and what is wrong as their `source`."""

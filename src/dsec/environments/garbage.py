@@ -102,7 +102,7 @@ class Garbage:
                 yield False
                 return
             ended = os.fstat(fd)
-            if not_within_seconds and ended.st_size and self._now() - ended.st_mtime < not_within_seconds:
+            if not_within_seconds and ended.st_size and self._store.now() - ended.st_mtime < not_within_seconds:
                 yield False
                 return
             yield True
@@ -111,17 +111,12 @@ class Garbage:
         finally:
             os.close(fd)
 
-    def _now(self) -> float:
-        """By the store's clock, which all its times of change are by."""
-        with self._store.building.lease() as folder:
-            return folder.stat().st_mtime
-
     # -- a collection --------------------------------------------------------------------------------------------------------------------
 
     def _collect(self, grace: float, dry_run: bool, silent: float) -> GarbageReport:
         report = GarbageReport(dry_run=dry_run)
         condemned = self._store.condemned
-        now = self._now()
+        now = self._store.now()
         marks = condemned.all()
         unused, report.unreadable = self._look(now, silent)
         if not dry_run:
