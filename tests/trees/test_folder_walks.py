@@ -163,12 +163,16 @@ def test_a_file_that_shrinks_while_it_is_read_is_an_error(place: Path) -> None:
 
     def add(pieces: Any, size: int | None = None) -> tuple[int, bytes | None, tuple[Segment, ...]]:
         for _ in pieces:
-            os.truncate(place / "file", 1 << 20)
+            os.truncate(place / "d/file", 1 << 20)
         return 0, b"", ()
 
+    (place / "d").mkdir()
+    (place / "file").rename(place / "d/file")
+    before = os.listdir("/proc/self/fd")
     with pytest.raises(OSError, match="shorter") as raised:
         walk(place, add)
-    assert raised.value.filename == "file"
+    assert raised.value.filename == "d/file"
+    assert len(os.listdir("/proc/self/fd")) == len(before)
 
 
 @pytest.mark.slow

@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 
 from dsec.environments.trees import (
     OPAQUE,
+    ORIGIN,
     REDIRECT,
     Node,
     collapse,
@@ -109,6 +110,24 @@ def test_hard_links_and_inputs_survive() -> None:
     merged = merge(lower, upper, keep_whiteouts=False)
     assert merged.children[b"again"] is merged.children[b"d"].children[b"a"]
     assert (looks(lower), looks(upper)) == before
+
+
+def test_an_opaque_root_hides_all_below() -> None:
+    """As images can say it, though overlayfs itself takes no notice."""
+    lowest, lower, upper = _of({"a": b"1"}), _of({"b": b"2"}), _of({"c": b"3", "d>/b": {}})
+    lower.xattrs[OPAQUE] = b"y"
+    assert _names(collapse([lowest, lower, upper], keep_whiteouts=False)) == {"b": b"2", "c": b"3", "d": {}}
+    group = collapse([lower, upper], keep_whiteouts=True)
+    assert _names(merge(lowest, group, keep_whiteouts=False)) == {"b": b"2", "c": b"3", "d": {}}
+
+
+def test_whiteouts_are_kept_where_they_may_hide_and_marked() -> None:
+    layer = settle(_of({"d": {"a": None, "e!": {"b": None, "f": {"c": None}}}}), keep_whiteouts=True)
+    assert _names(layer) == {"d": {"a": None, "e!": {"f": {}}}}
+    assert ORIGIN in layer.children[b"d"].xattrs
+    assert ORIGIN not in layer.xattrs
+    assert settle(layer, keep_whiteouts=True) is layer
+    assert _names(settle(layer, keep_whiteouts=False)) == {"d": {"e": {"f": {}}}}
 
 
 def test_a_chain_of_a_thousand_folders() -> None:

@@ -80,36 +80,35 @@ class _Walk:
 
     def tree(self, root: int) -> Node:
         """Depth first, with one open descriptor for each folder on the way down; `root` is closed."""
-        status = os.fstat(root)
-        device = status.st_dev
-        node = Node(status.st_mode, status.st_uid, status.st_gid, status.st_mtime_ns, self._xattrs(root), children={})
-        open_folders: list[tuple[int, bytes, Iterator[tuple[bytes, Node]]]] = [(root, b"", iter(()))]
+        # a descriptor is on the stack as soon as it is open, so that it is closed whatever its folder brings
+        descriptors = [root]
         try:
-            # each is in the list before it is read: whatever interrupts that, its descriptor is closed
-            open_folders[0] = (root, b"", self._list(root, b"", node))
-            while open_folders:
-                fd, path, below = open_folders[-1]
+            status = os.fstat(root)
+            device = status.st_dev
+            node = Node(status.st_mode, status.st_uid, status.st_gid, status.st_mtime_ns, self._xattrs(root), children={})
+            waiting = [(b"", self._list(root, b"", node))]
+            while waiting:
+                path, below = waiting[-1]
                 entry = next(below, None)
                 if entry is None:
-                    open_folders.pop()
-                    os.close(fd)
+                    waiting.pop()
+                    os.close(descriptors.pop())
                     continue
                 name, child = entry
                 child_path = path + b"/" + name if path else name
                 try:
-                    child_fd = os.open(name, _FLAGS | os.O_DIRECTORY, dir_fd=fd)
+                    fd = os.open(name, _FLAGS | os.O_DIRECTORY, dir_fd=descriptors[-1])
                 except OSError as error:
                     raise _at(error, child_path) from error
-                status = os.fstat(child_fd)
-                if self._one_file_system and status.st_dev != device:
-                    os.close(child_fd)
+                if self._one_file_system and os.fstat(fd).st_dev != device:
+                    os.close(fd)
                     continue
-                open_folders.append((child_fd, child_path, iter(())))
-                open_folders[-1] = (child_fd, child_path, self._list(child_fd, child_path, child))
+                descriptors.append(fd)
+                waiting.append((child_path, self._list(fd, child_path, child)))
+            return node
         finally:
-            for fd, _, _ in open_folders:
+            for fd in descriptors:
                 os.close(fd)
-        return node
 
     def _list(self, fd: int, path: bytes, folder: Node) -> Iterator[tuple[bytes, Node]]:
         """Take in a folder's entries; gives those that are folders, for their own turn."""
