@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import shutil
+import signal
 import time
 from pathlib import Path
 
@@ -202,3 +203,24 @@ async def test_kill_9_of_edge_and_of_the_server(trouble_node, store, state_run, 
         finally:
             again.process.terminate()
             again.process.wait(30)
+
+
+async def test_the_death_of_the_whole_server_costs_its_sandboxes_and_no_more(trouble_node, store, state_run):
+    access = EnvironmentStore(state_run.state, state_run.run, store.target).access
+    async with DSecClient(trouble_node.url) as client:
+        sandbox = await client.run_container(wanted())
+        status = access.status()
+        for pid in (status.keeper, status.worker):
+            os.kill(pid, signal.SIGSTOP)
+        for pid in (status.keeper, status.worker):
+            os.kill(pid, signal.SIGKILL)
+        await until(lambda: failed_as_lost(sandbox), "its sandbox is lost")
+
+        async def again():
+            try:
+                async with await client.run_container(wanted()) as back:
+                    return (await back.run_shell("cat /data0 | wc -c")).stdout == b"4194304\n"
+            except DSecError:
+                return False
+
+        await until(again, "a new server serves")
