@@ -86,7 +86,7 @@ if command -v dpkg-query >/dev/null; then
         step "distribution packages ($missing)" install_packages $missing
     fi
 else
-    for tool in cc make git mkfs.erofs mkfs.btrfs; do
+    for tool in cc make git mkfs.btrfs; do
         command -v $tool >/dev/null || lacking="${lacking:-} $tool"
     done
     if [ -n "${lacking:-}" ]; then
