@@ -61,10 +61,18 @@ def digest_file(path: Path, progress: Callable[[int], None] | None = None) -> Fi
     return FileDigest(sha256=digest.hexdigest(), size=size)
 
 
-def copy_verified(source: Path, target: Path, expected: FileDigest, *, aside: Path) -> None:
-    """Copy a small file, in place only if it is what `expected` says (else ValueError); `aside` as for `write_durably`."""
+def copy_verified(source: Path, target: Path, expected: FileDigest, *, aside: Path, durable: bool = True) -> None:
+    """Copy a small file, in place only if it is what `expected` says (else ValueError); `aside` as for `write_durably`.
+
+    What is verified at each use and can be had again need not be `durable`: that is several times quicker.
+    """
     with source.open("rb") as file:
         data = file.read(expected.size + 1)
     if len(data) != expected.size or hashlib.sha256(data).hexdigest() != expected.sha256:
         raise ValueError(f"{source.name} is not what its digest says")
-    write_durably(target, data, aside=aside)
+    if durable:
+        write_durably(target, data, aside=aside)
+        return
+    fresh = aside / f"{target.name}.{secrets.token_hex(4)}"
+    fresh.write_bytes(data)
+    fresh.rename(target)

@@ -304,7 +304,7 @@ class NodeLayers:
             if digest_file(local) == expected:
                 return
         with self._staging.lease() as aside:
-            copy_verified(self._store.folder(manifest.digest) / METADATA, local, expected, aside=aside)
+            copy_verified(self._store.folder(manifest.digest) / METADATA, local, expected, aside=aside, durable=False)
 
     def _unmount(self, digest: str) -> None:
         """Not lazily: overlays hold clones of the mount, which keep the file system alive but not this mount busy."""

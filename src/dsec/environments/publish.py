@@ -65,6 +65,7 @@ def publish_tree(
         provenance=dict(provenance or {}),
         contents=contents,
     )
+    store.seal(draft, manifest)
     with store.settled(exclusive=False):
         if pack is not None and pack in packs:
             with store.building.lease() as aside:

@@ -114,16 +114,19 @@ class LayerStore:
         self._manifests[digest] = manifest
         return manifest
 
+    def seal(self, folder: Path, manifest: Manifest) -> None:
+        """Make the layer in `folder` (on the store's file system, holding the metadata) whole and durable; `publish` then only renames."""
+        for file in sorted(folder.iterdir()):
+            sync_file(file)
+        write_durably(folder / MANIFEST, encode_manifest(manifest), aside=folder)
+
     def publish(self, folder: Path, manifest: Manifest) -> Manifest:
-        """Make the layer in `folder` (on the store's file system, holding the metadata) visible, durably. The caller holds `settled`.
+        """Make the sealed layer in `folder` visible, durably. The caller holds `settled`.
 
         All that it refers to is here: else ContentsLost, and nothing is visible. If the layer is here already it stays, unless it
         is damaged.
         """
         digest = manifest.digest
-        for file in sorted(folder.iterdir()):
-            sync_file(file)
-        write_durably(folder / MANIFEST, encode_manifest(manifest), aside=folder)
         with self.building.lease() as aside:
             for use in manifest.identity.packs:
                 self.packs.require(use, aside=aside)
