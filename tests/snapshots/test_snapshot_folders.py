@@ -34,9 +34,9 @@ def write(folder, name: str, content: bytes) -> None:
 def test_a_snapshot_has_what_was_written_and_never_synced(scratch):
     folder = scratch.create("sb-a", None)
     write(folder, "file", b"one" * 5000)
-    scratch.snapshots.flush("sb-a")
-    assert scratch.snapshots.names() == set(), "what flushed is dropped"
-    scratch.snapshots.take("sb-a", "snap", read_only=True)
+    with scratch.snapshots.flushed("sb-a"):
+        scratch.snapshots.take("sb-a", "snap", read_only=True)
+    assert scratch.snapshots.names() == {"snap"}, "what flushed is dropped"
     write(folder, "file", b"two")
     assert (scratch.snapshots.path("snap") / "upper/file").read_bytes() == b"one" * 5000
     with pytest.raises(OSError, match="Read-only"):

@@ -75,21 +75,28 @@ class ScratchSnapshots:
         with self._opened(SNAPSHOTS) as fd:
             return set(os.listdir(fd))
 
-    def flush(self, sandbox_id: str) -> None:
-        """Write out what the sandbox's processes have dirtied while they go on, until little is left, so that `take` is quick.
+    @contextlib.contextmanager
+    def flushed(self, sandbox_id: str) -> Iterator[None]:
+        """Write out what the sandbox's processes have dirtied while they go on, until little is left; in the block `take` is quick.
 
-        There is no call that writes out one subvolume alone but that which copies it: a copy is made and dropped. A sync of the whole file
-        system would wait for the writes of all its neighbours.
+        There is no call that writes out one subvolume alone but that which copies it: copies are made, and dropped after the block, since
+        what cleans up behind a copy would be in the way of the next. A sync of the whole file system would wait for all its neighbours.
         """
+        made: list[str] = []
         with self._source(sandbox_id) as source, self._opened(SNAPSHOTS) as parent:
-            name = f"flush-{sandbox_id}"
-            for _ in range(_FLUSH_ROUNDS):
-                began = time.monotonic()
-                self.drop(name)
-                _copied(source, parent, name, read_only=True)
-                self.drop(name)
-                if time.monotonic() - began < _FLUSHED_SECONDS:
-                    return
+            try:
+                for turn in range(_FLUSH_ROUNDS):
+                    began = time.monotonic()
+                    name = f"flush-{sandbox_id}-{turn}"
+                    self.drop(name)
+                    _copied(source, parent, name, read_only=True)
+                    made.append(name)
+                    if time.monotonic() - began < _FLUSHED_SECONDS:
+                        break
+                yield
+            finally:
+                for name in made:
+                    self.drop(name)
 
     def take(self, sandbox_id: str, name: str, *, read_only: bool) -> None:
         """Copy the sandbox's folder as it is now; of one moment only if its processes stand. Conflict if there is such a snapshot."""

@@ -21,7 +21,7 @@ from dsec.backends.container.conversation import connect
 from dsec.backends.container.frames import encode_frame
 from dsec.backends.container.launcher import Launcher
 from dsec.backends.container.removal import Remains, stop
-from dsec.backends.container.threads import in_thread
+from dsec.backends.container.threads import ahead_of_others, in_thread
 from dsec.backends.container.watch import Watch
 from dsec.backends.protocol import Capabilities, ChannelEvent, EventCallback, SandboxSpec, Usage
 from dsec.environments.scratch import ScratchCapabilities
@@ -288,18 +288,12 @@ class ContainerBackend:
     def _snapshot(self, spec: SandboxSpec, name: str, branchable: bool) -> float:
         """All that takes long is done before the processes stand and after."""
         sandbox_id, snapshots = spec.sandbox_id, self._scratch.snapshots
-        paused = sandbox_id in self._paused
-        if not paused:
-            snapshots.flush(sandbox_id)
-        began = time.monotonic()
-        try:
-            if not paused:
-                self._cgroups.freeze(sandbox_id)
+        stopped_ms = 0.0
+        if sandbox_id in self._paused:
             snapshots.take(sandbox_id, name, read_only=not branchable)
-        finally:
-            if not paused:
-                self._cgroups.thaw(sandbox_id)
-        stopped_ms = 0.0 if paused else (time.monotonic() - began) * 1000
+        else:
+            with snapshots.flushed(sandbox_id):
+                stopped_ms = self._take_standing(sandbox_id, name, read_only=not branchable)
         if branchable:
             try:
                 lowers = self._layers.acquire([layer.rpartition("@")[2] for layer in spec.layers], sandbox_id)
@@ -308,6 +302,17 @@ class ContainerBackend:
                 snapshots.drop(name)
                 raise
         return stopped_ms
+
+    def _take_standing(self, sandbox_id: str, name: str, *, read_only: bool) -> float:
+        """Whoever has a CPU meanwhile, this is what a sandbox waits for."""
+        with ahead_of_others():
+            began = time.monotonic()
+            try:
+                self._cgroups.freeze(sandbox_id)
+                self._scratch.snapshots.take(sandbox_id, name, read_only=read_only)
+            finally:
+                self._cgroups.thaw(sandbox_id)
+            return (time.monotonic() - began) * 1000
 
     async def branch(self, name: str, specs: Sequence[SandboxSpec]) -> dict[str, Exception]:
         return await in_thread(self._branch, name, specs)
