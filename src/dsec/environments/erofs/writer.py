@@ -41,7 +41,7 @@ __all__ = ["write_image"]
 
 _FLUSH: Final = 1 << 20
 _CHECKSUM: Final = struct.Struct("<I")
-_CHUNKS_AT_ONCE: Final = 1 << 16
+_HOLE: Final = CHUNK.pack(0, 0, NULL)
 _NANOSECONDS: Final = 1_000_000_000
 
 
@@ -90,12 +90,12 @@ def _image(plan: Plan) -> Iterator[bytes]:
         yield DEVICE_SLOT.pack(pack.digest.removeprefix("sha256:").encode(), pack.size // BLOCK, 0)
     at = DEVICES_AT + DEVICE_SLOT.size * len(plan.packs)
     for number, inode in enumerate(plan.inodes):
-        if inode.place != at:
-            yield bytes(inode.place - at)
-        at = inode.place
-        for piece in _inode(plan, inode, number):
-            at += len(piece)
-            yield piece
+        place = inode.place
+        if place != at:
+            yield bytes(place - at)
+        data = _inode(plan, inode, number)
+        at = place + len(data)
+        yield data
     yield bytes(-at % BLOCK)
     for inode in plan.embedded:
         yield from _whole_blocks(plan, inode)
@@ -129,32 +129,36 @@ def _superblock(plan: Plan, blocks: int) -> bytes:
     )
 
 
-def _inode(plan: Plan, inode: Planned, number: int) -> Iterator[bytes]:
+def _inode(plan: Plan, inode: Planned, number: int) -> bytes:
+    """An inode with its xattrs and what its layout asks for behind them."""
     node = inode.node
     layout = inode.layout
-    address = 0
-    links = 1
-    if inode.data is not None:
-        if inode.size >= BLOCK or (inode.size and layout != FLAT_INLINE):
-            address = plan.inode_blocks + inode.first_block
-        if node.children is not None:
-            links = 2 + sum(child.children is not None for child in node.children.values())
-        else:
-            links = plan.links.get(node, 1)
-    else:
-        links = plan.links.get(node, 1)
-        if layout == CHUNKED:
-            address = inode.chunk_bits | CHUNK_INDEXES
-        elif node.rdev:
-            address = encode_rdev(node.rdev)
-    seconds, nanoseconds = divmod(node.mtime_ns, _NANOSECONDS)
+    size = inode.size
     xattrs = inode.xattrs
-    yield INODE.pack(
+    address = 0
+    behind = b""
+    if layout == CHUNKED:
+        address = inode.chunk_bits | CHUNK_INDEXES
+        behind = _chunks(inode, plan.slots)
+        if (fixed := INODE_SIZE + len(xattrs)) % CHUNK_SIZE:
+            behind = bytes(-fixed % CHUNK_SIZE) + behind
+    elif inode.data is not None:
+        if size >= BLOCK or (size and layout != FLAT_INLINE):
+            address = plan.inode_blocks + inode.first_block
+        if layout == FLAT_INLINE:
+            behind = _tail(plan, inode)
+    elif node.rdev:
+        address = encode_rdev(node.rdev)
+    links = plan.links.get(node, 1)
+    if node.children is not None:
+        links = 2 + sum([child.children is not None for child in node.children.values()])
+    seconds, nanoseconds = divmod(node.mtime_ns, _NANOSECONDS)
+    head = INODE.pack(
         EXTENDED | layout << 1,
         (len(xattrs) - 12) // 4 + 1 if xattrs else 0,
         node.mode,
         0,
-        inode.size,
+        size,
         address,
         number & 0xFFFFFFFF,
         node.uid,
@@ -163,14 +167,7 @@ def _inode(plan: Plan, inode: Planned, number: int) -> Iterator[bytes]:
         nanoseconds,
         links,
     )
-    if xattrs:
-        yield xattrs
-    if layout == FLAT_INLINE:
-        yield _tail(plan, inode)
-    elif layout == CHUNKED:
-        if (fixed := INODE_SIZE + len(xattrs)) % CHUNK_SIZE:
-            yield bytes(-fixed % CHUNK_SIZE)
-        yield from _chunks(inode, plan.slots)
+    return head + xattrs + behind
 
 
 def _tail(plan: Plan, inode: Planned) -> bytes:
@@ -229,23 +226,22 @@ def _entries(plan: Plan, inode: Planned, names: list[bytes]) -> bytes:
     return b"".join(pieces)
 
 
-def _chunks(inode: Planned, slots: dict[Pack, int]) -> Iterator[bytes]:
+def _chunks(inode: Planned, slots: dict[Pack, int]) -> bytes:
+    """A file's index, one entry for each of its chunks."""
     bits = inode.chunk_bits
+    blocks = -(-inode.size // BLOCK)
+    pieces = []
     at = 0
     for segment in inode.segments:
         if segment.at > at:
-            yield from _holes((segment.at - at) >> bits)
+            pieces.append(_HOLE * ((segment.at - at) >> bits))
         device = slots[segment.pack] + 1
-        addresses = range(segment.start, segment.start + segment.count, 1 << bits)
-        for start in range(0, len(addresses), _CHUNKS_AT_ONCE):
-            yield b"".join([CHUNK.pack(0, device, address) for address in addresses[start : start + _CHUNKS_AT_ONCE]])
+        start = segment.start
+        if segment.count <= 1 << bits:
+            pieces.append(CHUNK.pack(0, device, start))
+        else:
+            pieces += [CHUNK.pack(0, device, address) for address in range(start, start + segment.count, 1 << bits)]
         at = segment.at + segment.count
-    rest = -(-inode.size // BLOCK) - at
-    if rest > 0:
-        yield from _holes(-(-rest >> bits))
-
-
-def _holes(count: int) -> Iterator[bytes]:
-    hole = CHUNK.pack(0, 0, NULL)
-    for start in range(0, count, _CHUNKS_AT_ONCE):
-        yield hole * min(count - start, _CHUNKS_AT_ONCE)
+    if at < blocks:
+        pieces.append(_HOLE * -(-(blocks - at) >> bits))
+    return b"".join(pieces)
