@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import subprocess
+from types import SimpleNamespace
 
 import pytest
 
+from dsec.environments import EnvironmentStore, ScratchStore, build
 from libdsec.errors import Conflict, InvalidArgument, NotFound
 from libdsec.schema import PackRequest
 
@@ -202,3 +205,32 @@ async def test_contents_that_the_store_has_are_not_stored_again(node):
 
 def _hex(text: str) -> str:
     return "x" + text.encode().hex()
+
+
+@pytest.fixture
+def small_store(state_run, base_root):
+    """A store on a disk of 24 MB."""
+    store = state_run.state / "small"
+    store.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=24m", "tmpfs", store], check=True)
+    try:
+        environments = EnvironmentStore(state_run.state, state_run.run, store)
+        build(environments, "tiny", source=f"dir:{base_root}", kind="base")
+        yield SimpleNamespace(state=state_run.state, run=state_run.run, store=store)
+        environments.sweep_mounts([])
+        ScratchStore(state_run.state, state_run.run).close(unmount=True)
+    finally:
+        subprocess.run(["umount", store], check=True)
+
+
+async def test_a_full_store_fails_the_pack_and_leaves_nothing_of_it(small_store, open_node, until):
+    async with open_node(small_store) as node:
+        box = await node.create()
+        await box.sh("dd if=/dev/urandom of=/t/big bs=1M count=40 2>/dev/null")
+        info = await node.edge.pack_diff(box.id, PackRequest(name="full", op_id="full"), wait=60)
+        assert (info.state, info.error.code, info.error.cause) == ("failed", "quota_exceeded", "disk")
+        assert (await node.edge.pack_info("full")).error == info.error
+        await until(node.nothing_packs)
+        await box.sh("rm /t/big; echo small > /t/file")
+        again = await box.pack("fits")
+        assert await (await node.create(again.name)).sh("ls /t") == "file\n"
