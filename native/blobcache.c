@@ -285,8 +285,11 @@ static int worker_main(bool first) {
     pthread_attr_setstacksize(&attributes, 256 << 10);
     if (pthread_create(&thread, &attributes, control_main, NULL) != 0)
         return 1;
-    if (!first && write(FUSE_FD, &resend, sizeof resend) < 0)
+    if (!first && write(FUSE_FD, &resend, sizeof resend) < 0) {
+        /* Linux before 6.9. Nobody would ever answer them; so the mount dies, and they with it. */
         die("requests of before are lost");
+        umount2(settings.mount, MNT_FORCE);
+    }
     fuse_serve(3);
     /* Fetchers that the store holds do not end; nothing waits for them. */
     __atomic_store_n(&shared->unmounted, 1, __ATOMIC_RELEASE);

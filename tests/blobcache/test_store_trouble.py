@@ -52,6 +52,10 @@ def trouble_node(state_run, store, start_node):
         assert started.dsec("down").returncode == 0
 
 
+def among_daemons(pid):
+    return "/daemons" in Path(f"/proc/{pid}/cgroup").read_text()
+
+
 async def until(condition, what, seconds=20.0):
     deadline = time.monotonic() + seconds
     while not await condition():
@@ -194,11 +198,15 @@ async def test_corrupted_metadata_is_refused(trouble_node, store):
 async def test_kill_9_of_edge_and_of_the_server(trouble_node, store, state_run, start_node):
     async with DSecClient(trouble_node.url) as client:
         sandbox = await client.run_container(wanted())
+        access = EnvironmentStore(state_run.state, state_run.run, store.target).access
+        server = access.status()
+        assert [among_daemons(pid) for pid in (server.keeper, server.worker)] == [True, True]
         trouble_node.process.kill()
         trouble_node.process.wait()
         again = start_node(state_run, store.target, "--store-patience", str(PATIENCE))
         try:
             assert (await sandbox.run_shell("cat /data0 | wc -c")).stdout == b"4194304\n"
+            assert access.status().worker == server.worker
             await sandbox.stop()
         finally:
             again.process.terminate()

@@ -92,3 +92,19 @@ def test_the_command(state_run, slow_store, tmp_path):
         assert recorded["reads"] == 3
         assert json.loads(trace().stdout) == recorded
         assert json.loads(trace("--replay").stdout)["replayed_bytes"] == recorded["bytes"]
+
+
+def test_the_server_tells_what_it_read(state_run, slow_store):
+    folders = {"DSEC_STATE": str(state_run.state), "DSEC_RUN": str(state_run.run), "DSEC_STORE": str(slow_store.target)}
+
+    def told(*options):
+        command = [sys.executable, "-m", "dsec.cli", "store", "server", *options]
+        return subprocess.run(command, env=os.environ | folders, capture_output=True, check=False, text=True)
+
+    assert "no server of packs runs" in told().stderr
+    with environments_at(state_run.state, state_run.run, slow_store.target) as node:
+        _read_some(_acquire(node))
+        [pack] = json.loads(told("--json").stdout)["packs"].values()
+        assert pack["store_reads"] == 3
+        assert pack["store_bytes"] == sum(size for name, _, size in slow_store.reads() if name.endswith(".data"))
+        assert "the store answers" in told().stdout

@@ -7,7 +7,7 @@ import sys
 import typer
 
 from dsec._native import NativeBinaryMissing
-from dsec.cli import check, copy, environments, node, run, sandboxes, snapshots, store, traces
+from dsec.cli import check, copy, environments, node, packserver, run, sandboxes, snapshots, store, traces
 from dsec.cli.output import die
 from libdsec.errors import DSecError, Unsupported
 
@@ -24,6 +24,7 @@ for module in (node, run, sandboxes, snapshots, copy, check):
     module.register(app)
 traces.register(environments.app)
 app.add_typer(environments.app, name="env")
+packserver.register(store.app)
 app.add_typer(store.app, name="store")
 
 

@@ -33,6 +33,7 @@ T = TypeVar("T")
 LOOK_SECONDS: Final = 0.5
 SLOW_LOOK_SECONDS: Final = 5.0
 DEAD_LOOKS: Final = 4
+MUTE_LOOKS: Final = 40
 BRING_AT_ONCE: Final = 16
 LOOK_LIMIT_SECONDS: Final = 60.0
 
@@ -54,7 +55,6 @@ class StoreWatch:
         self._bringing = asyncio.Semaphore(BRING_AT_ONCE)
         self._after = 0
         self._silent = 0
-        self._looked_at = 0.0
         self._failing_since: float | None = None
         self.status: PackServerStatus | None = None
         """As last seen; None where no server serves."""
@@ -94,7 +94,7 @@ class StoreWatch:
     async def run(self) -> None:
         """Looks, until cancelled."""
         while True:
-            await asyncio.sleep(LOOK_SECONDS)
+            await asyncio.sleep(SLOW_LOOK_SECONDS if self._access.direct else LOOK_SECONDS)
             try:
                 for loss in await self.call(self._look, patience_seconds=LOOK_LIMIT_SECONDS):
                     self._fail(loss)
@@ -114,11 +114,7 @@ class StoreWatch:
 
     def _look(self) -> list[_Loss]:
         if self._access.direct:
-            if time.monotonic() - self._looked_at < SLOW_LOOK_SECONDS:
-                return []
-            losses = self._look_at_files()
-            self._looked_at = time.monotonic()
-            return losses
+            return self._look_at_files()
         if not self._access.mounted():
             self.status = None
             return []
@@ -133,7 +129,8 @@ class StoreWatch:
     def _silence(self, error: OSError) -> list[_Loss]:
         """A worker that was killed is replaced within a moment; only where its keeper died with it are its mounts dead."""
         self._silent += 1
-        if self._silent < DEAD_LOOKS or isinstance(error, TimeoutError):
+        # One that is there and does not answer is given the time after which the kernel itself would take it for dead.
+        if self._silent < (MUTE_LOOKS if isinstance(error, TimeoutError) else DEAD_LOOKS):
             return []
         self._silent = 0
         self._after = 0
