@@ -25,8 +25,8 @@ from benchmarks.root import CACHE
 
 __all__ = ["Corpus", "Image", "Job", "made_corpus"]
 
-LEAST_BYTES: Final = 1_050_000_000
-"""Of the tar streams of one image."""
+LEAST_BYTES: Final = 2_000_000_000
+"""Of the tar streams of one image. Published images have 4 to 12 GB; this is what twenty of leave room for on a disk of 50 GB."""
 
 ROOTS: Final = {
     "c": ["python3", "git", "build-essential", "cmake"],
@@ -64,22 +64,20 @@ LIBRARIES: Final = {
     "llvmlite.binding": ("llvmlite",),
     "numpy": ("numpy",),
     "pyarrow": ("numpy", "pyarrow"),
-    "scipy.linalg": ("numpy", "scipy"),
     "vtkmodules.vtkCommonDataModel": ("vtk",),
-    "cv2": ("numpy", "opencv-python-headless"),
 }
-"""What a job imports, and the packages that it is in."""
+"""What a job imports, and the packages that it is in: libraries that load in a tenth of a second, as a burst of 200 has two cores."""
 
 TESTS: Final = [
     ("idna", "3.20", "tests.test_intranges"),
     ("markdown", "3.11.3", "tests.test_meta"),
-    ("mistune", "3.4.0", "tests.test_commonmark"),
+    ("mistune", "3.4.0", "tests.test_misc"),
     ("pycparser", "3.12", "tests.test_c_lexer"),
     ("simplejson", "4.3.0", "simplejson.tests.test_decode"),
     ("docutils", "0.23", "test.test_nodes"),
     ("pyparsing", "3.3.3", "tests.test_simple_unit"),
     ("idna", "3.20", "tests.test_idna_codec"),
-    ("markdown", "3.11.3", "tests.test_syntax.blocks.test_html_blocks"),
+    ("markdown", "3.11.3", "tests.test_syntax.blocks.test_code_blocks"),
     ("mistune", "3.4.0", "tests.test_directives"),
     ("pycparser", "3.12", "tests.test_c_ast"),
     ("docutils", "0.23", "test.test_language"),
@@ -146,7 +144,8 @@ def made_corpus(count: int, *, quick: bool = False, compression: Compression = "
     folder = cache / f"corpus-{'quick' if quick else 'full'}-{count}-{compression}-{key}"
     record = folder / "corpus.json"
     if not record.exists():
-        shutil.rmtree(folder, ignore_errors=True)
+        for old in cache.glob(f"{folder.name.removesuffix(key)}*"):
+            shutil.rmtree(old)
         folder.mkdir(parents=True)
         images = _make(ImageLayout(folder / "layout"), count, quick, compression, cache)
         record.write_bytes(msgspec.json.format(msgspec.json.encode(images), indent=1))
