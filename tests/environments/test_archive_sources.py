@@ -178,13 +178,16 @@ REFUSED = {
     "a name that is too long": lambda out: [file("x" * 300)],
     "an unknown type": lambda out: [("a", b"Z", {}, b"")],
     "an owner that is none": lambda out: [file("a", uid=1 << 33)],
+    "a file of holes that no file system has": lambda out: [
+        ("a", tarfile.REGTYPE, {"pax_headers": {"GNU.sparse.map": "0,0", "GNU.sparse.size": str(1 << 62), "GNU.sparse.name": "a"}}, b"")
+    ],
     "a device that is none": lambda out: [("a", tarfile.CHRTYPE, {"devmajor": 1 << 20, "devminor": 0}, b"")],
 }
 
 
 @pytest.mark.parametrize("attack", REFUSED)
 def test_an_archive_that_lies_is_refused_by_member_and_leaves_nothing(store, tmp_path, outside, attack):
-    packed = write_tar(tmp_path / "t", *REFUSED[attack](outside), format=tarfile.GNU_FORMAT)
+    packed = write_tar(tmp_path / "t", *REFUSED[attack](outside), format=tarfile.PAX_FORMAT if "holes" in attack else tarfile.GNU_FORMAT)
     with pytest.raises(InvalidArgument) as caught:
         build(store, "evil", source=f"tar:{packed}")
     assert (caught.value.field, caught.value.cause) == ("source", "archive")

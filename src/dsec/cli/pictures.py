@@ -71,6 +71,8 @@ def draw(parts: list[LayerPart]) -> Iterator[str]:
         notes = [f"{amount(part.shared_bytes)} shared with others ({_percent(part.shared_bytes, part.data_bytes)})"]
         if part.cached_bytes is not None:
             notes.append(f"{amount(part.cached_bytes)} in memory ({_percent(part.cached_bytes, part.data_bytes)})")
+        if part.traced_bytes is not None:
+            notes.append(f"{amount(part.traced_bytes)} read as traced ({_percent(part.traced_bytes, part.data_bytes)})")
         yield f"{stem}{', '.join(notes)}"
         for index, layer in enumerate(reversed(part.made_of)):
             branch = "└─" if index == len(part.made_of) - 1 else "├─"

@@ -13,6 +13,7 @@ from dsec.environments.extents import Extents, blocks_of, decode_extents, joined
 from dsec.environments.manifest import Kind, Manifest
 from dsec.environments.names import parse_reference
 from dsec.environments.store import EXTENTS, LayerStore
+from dsec.environments.traces import load_trace
 from dsec.environments.trees import BLOCK
 from dsec.kernel.pagecache import cached_pages
 from libdsec.errors import DSecError
@@ -48,6 +49,8 @@ class LayerPart(msgspec.Struct, kw_only=True):
     """Of `data_bytes`, what other named environments refer to as well."""
     cached_bytes: int | None = None
     """Of `data_bytes`, what is in this machine's page cache, as far as the store's file system can say."""
+    traced_bytes: int | None = None
+    """Of `data_bytes`, what the recorded trace of the environment says was read; None if there is none."""
     made_of: list[SourceLayer] = []
     """From the bottom."""
 
@@ -63,10 +66,11 @@ def dissect(store: EnvironmentStore, names: Sequence[str]) -> list[LayerPart]:
             if part not in stack:
                 stack.append(part)
     others = _others(layers, stack)
-    return [_part(layers, layers.manifest(digest), others) for digest in stack]
+    read = _read(layers, stack)
+    return [_part(layers, layers.manifest(digest), others, read) for digest in stack]
 
 
-def _part(layers: LayerStore, manifest: Manifest, others: dict[str, Extents]) -> LayerPart:
+def _part(layers: LayerStore, manifest: Manifest, others: dict[str, Extents], read: dict[str, Extents] | None) -> LayerPart:
     identity, contents = manifest.identity, manifest.contents
     extents = _extents(layers, manifest)
     shared = sum(_common(own, others.get(pack, [])) for pack, own in extents.items())
@@ -83,6 +87,7 @@ def _part(layers: LayerStore, manifest: Manifest, others: dict[str, Extents]) ->
         packs=len(identity.packs),
         shared_bytes=shared * BLOCK,
         cached_bytes=_cached(layers, extents),
+        traced_bytes=None if read is None else BLOCK * sum(_common(own, read.get(pack, [])) for pack, own in extents.items()),
         made_of=[_source_layer(layers, diff_id) for diff_id in manifest.provenance.get("diff_ids", "").split()]
         if not identity.below
         else [],
@@ -125,6 +130,18 @@ def _others(layers: LayerStore, stack: Sequence[str]) -> dict[str, Extents]:
                     if pack in wanted:
                         found.setdefault(pack, []).extend(extents)
     return {pack: joined(extents) for pack, extents in found.items()}
+
+
+def _read(layers: LayerStore, stack: Sequence[str]) -> dict[str, Extents] | None:
+    """By pack, the blocks that the traces of these layers name; None if there are no traces."""
+    found: dict[str, list[tuple[int, int]]] | None = None
+    for digest in stack:
+        if (trace := load_trace(layers, digest)) is not None:
+            found = {} if found is None else found
+            for read in trace.reads:
+                first = read.offset // BLOCK
+                found.setdefault(read.pack, []).append((first, -(-(read.offset + read.length) // BLOCK) - first))
+    return None if found is None else {pack: joined(extents) for pack, extents in found.items()}
 
 
 def _common(one: Extents, other: Extents) -> int:

@@ -21,13 +21,16 @@ _ID_LIMIT: Final = (1 << 32) - 2
 _TIME_LIMIT: Final = (1 << 33) * 1_000_000_000
 _TARGET_LIMIT: Final = 4095
 _TRAILER_LIMIT: Final = 64 << 20
+_HOLE_SHARE: Final = 20
+"""Of a hole a byte for each megabyte is charged: it is listed, if at length."""
+
 _OPAQUE: Final = b".wh..wh..opq"
 _WHITEOUT: Final = b".wh."
 _AUFS: Final = b".wh..wh."
 
 
 class Budget:
-    """How many bytes files may hold in all; QuotaExceeded past it. Holes cost nothing."""
+    """How many bytes files may hold in all; QuotaExceeded past it. Holes cost next to nothing."""
 
     def __init__(self, limit: int) -> None:
         self._left = limit
@@ -101,7 +104,7 @@ def _node(member: Member, reader: TarReader, add: AddContent, budget: Budget) ->
     kind = member.kind
     node = Node(kind | member.mode, member.uid, member.gid, mtime, member.xattrs)
     if kind == stat.S_IFREG:
-        budget.spend(member.stored)
+        budget.spend(member.stored + (member.size >> _HOLE_SHARE))
         node.size, node.inline, node.segments = add(reader.content(member), member.size)
     elif kind == stat.S_IFDIR:
         node.children = {}

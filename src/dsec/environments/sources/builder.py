@@ -33,6 +33,7 @@ _NAME_LIMIT: Final = 255
 _PATH_LIMIT: Final = 4096
 _DEPTH_LIMIT: Final = 2048
 _LINKS_LIMIT: Final = 40
+_REMEMBERED: Final = 10_000
 _NODES_LIMIT: Final = 16_000_000
 _XATTRS_LIMIT: Final = 0xFFFF
 """Of one, and of all of a file together, as other file systems have it."""
@@ -81,6 +82,8 @@ class TreeBuilder:
         if (found := self._found.get(key)) is None:
             stack = [self.root]
             self._descend(stack, parts[:-1], name, links=0, make=PARENT)
+            if len(self._found) >= _REMEMBERED:
+                self._found.clear()
             found = self._found[key] = stack[-1], len(stack) - 1
         return found
 

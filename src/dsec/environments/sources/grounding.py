@@ -33,6 +33,7 @@ class _Grounding:
         self._below = below
         self._links: dict[Node, list[tuple[_Path, Node]]] = {}
         self._moved = False
+        self._hiding: set[Node] = set()
 
     def done(self) -> Node:
         root = self._tree
@@ -43,6 +44,7 @@ class _Grounding:
         for _ in range(_PASSES):  # what was moved may hold what is to be moved on
             self._moved = False
             self._links.clear()
+            self._hiding = _only_hiding(root)
             waiting: list[tuple[Node, _Path, bool]] = [(root, (), False)]
             while waiting:
                 waiting += self._visit(*waiting.pop())
@@ -75,7 +77,7 @@ class _Grounding:
                 continue
             if BELOW in node.xattrs:
                 found = None if hidden else self._below.at(place)
-                if (found is None or found.children is None) and _only_hides(node):
+                if (found is None or found.children is None) and node in self._hiding:
                     target = self._below.follow(place) if found is not None else None
                     if target is None or target[1].children is None:
                         del children[name]  # there is nothing to hide
@@ -159,19 +161,16 @@ class _Grounding:
         _children(parent).setdefault(path[-1], origin)
 
 
-def _only_hides(folder: Node) -> bool:
-    """Whether there is nothing in it but whiteouts, and folders that are named only as the way to those."""
-    waiting = [folder]
-    while waiting:
-        above = waiting.pop()
-        if BELOW not in above.xattrs:
-            return False
-        for node in _children(above).values():
-            if node.children is not None:
-                waiting.append(node)
-            elif not is_whiteout(node):
-                return False
-    return True
+def _only_hiding(root: Node) -> set[Node]:
+    """The folders with nothing in them but whiteouts, and folders that are named only as the way to those."""
+    order = [root]
+    for above in order:
+        order.extend(node for node in _children(above).values() if node.children is not None)
+    found: set[Node] = set()
+    for above in reversed(order):
+        if BELOW in above.xattrs and all(node in found or is_whiteout(node) for node in _children(above).values()):
+            found.add(above)
+    return found
 
 
 def _children(node: Node) -> dict[bytes, Node]:

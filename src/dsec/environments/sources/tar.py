@@ -30,7 +30,9 @@ _FIELDS: Final = struct.Struct("100s8s8s8s12s12s8sc100s6s2s32s32s8s8s155s12x")
 _ZERO: Final = bytes(_BLOCK)
 _EXTENDED_LIMIT: Final = 16 << 20
 _RUNS_LIMIT: Final = 1 << 18
-_SIZE_LIMIT: Final = (1 << 63) - 1
+_SIZE_LIMIT: Final = 1 << 44
+"""What ext4 allows, too. The holes of a file larger than that would fill a disk with nothing but their list."""
+
 _KINDS: Final = {
     b"0": stat.S_IFREG,
     b"\0": stat.S_IFREG,
