@@ -82,13 +82,21 @@ static const char *group;
 
 static int options_parse(int argc, char **argv) {
     static const struct option known[] = {
-        {"store", required_argument, NULL, 's'},        {"mount", required_argument, NULL, 'm'},
-        {"control", required_argument, NULL, 'c'},      {"cache", required_argument, NULL, 'd'},
-        {"cache-bytes", required_argument, NULL, 'D'},  {"memory-bytes", required_argument, NULL, 'M'},
-        {"block-bytes", required_argument, NULL, 'b'},  {"parallel", required_argument, NULL, 'p'},
-        {"spare", required_argument, NULL, 'x'},        {"deadline-ms", required_argument, NULL, 't'},
-        {"readahead-kb", required_argument, NULL, 'r'}, {"cgroup", required_argument, NULL, 'g'},
-        {"resume", required_argument, NULL, 'R'},       {0},
+        {"store", required_argument, NULL, 's'},
+        {"mount", required_argument, NULL, 'm'},
+        {"control", required_argument, NULL, 'c'},
+        {"cache", required_argument, NULL, 'd'},
+        {"cache-bytes", required_argument, NULL, 'D'},
+        {"memory-bytes", required_argument, NULL, 'M'},
+        {"block-bytes", required_argument, NULL, 'b'},
+        {"parallel", required_argument, NULL, 'p'},
+        {"spare", required_argument, NULL, 'x'},
+        {"deadline-ms", required_argument, NULL, 't'},
+        {"readahead-kb", required_argument, NULL, 'r'},
+        {"cgroup", required_argument, NULL, 'g'},
+        {"resume", required_argument, NULL, 'R'},
+        {"verify", no_argument, NULL, 'v'},
+        {0},
     };
     settings = (struct settings){
         .memory_bytes = 64 << 20, .block = 256 << 10, .parallel = 16, .spare = 32, .deadline_ms = 30000, .readahead_kb = 1024};
@@ -106,6 +114,7 @@ static int options_parse(int argc, char **argv) {
         case 't': settings.deadline_ms = (int)number(optarg); break;
         case 'r': settings.readahead_kb = (int)number(optarg); break;
         case 'g': group = optarg; break;
+        case 'v': settings.verify = true; break;
         case 'R': resume_pid = (int)number(optarg); break;
         default: return -1;
         }
@@ -117,7 +126,7 @@ static int options_parse(int argc, char **argv) {
     if (bad)
         fprintf(stderr,
                 "usage: dsec-native blobcache --store DIR --mount DIR --control SOCKET [--cache DIR --cache-bytes N] [--memory-bytes N]\n"
-                "  [--block-bytes N] [--parallel N] [--spare N] [--deadline-ms N] [--readahead-kb N] [--cgroup DIR]\n");
+                "  [--block-bytes N] [--parallel N] [--spare N] [--deadline-ms N] [--readahead-kb N] [--cgroup DIR] [--verify]\n");
     return bad ? -1 : 0;
 }
 

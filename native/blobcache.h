@@ -33,6 +33,7 @@ struct settings {
     uint64_t cache_bytes, memory_bytes;
     uint32_t block;
     int parallel, spare, deadline_ms, readahead_kb;
+    bool verify;
 };
 
 /* What must outlive a worker: node ids stand for packs for as long as the kernel knows them. Shared by keeper and workers. */
@@ -68,6 +69,16 @@ int call_parse(const uint8_t *buf, size_t len, struct fuse_call *out);
 int pack_name_parse(const char *name, uint8_t digest[DIGEST]);
 void pack_name(const uint8_t digest[DIGEST], char out[DIGEST * 2 + 6]);
 uint64_t block_sum(const void *data, size_t len);
+
+struct sha256 {
+    uint32_t h[8];
+    uint64_t length;
+    uint8_t rest[64];
+};
+
+void sha256_begin(struct sha256 *s);
+void sha256_add(struct sha256 *s, const void *data, size_t len);
+void sha256_end(struct sha256 *s, uint8_t out[DIGEST]);
 
 /* --- disk cache --- */
 struct disk;
@@ -107,6 +118,8 @@ struct job {
 
 /* The store, as the fetchers use it: no lock is held, and any of it may take for ever. */
 enum outcome store_read(struct job *job);
+/* Whether the `len` bytes that the job has read are what the pack's index says. */
+enum outcome verify(struct job *job, int fd, size_t len);
 enum outcome store_size(struct job *job, int64_t *size);
 
 extern struct settings settings;

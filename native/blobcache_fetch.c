@@ -255,7 +255,7 @@ static void job_end(struct job *job, enum outcome outcome, int64_t size) {
             c->held++;
         }
     }
-    struct request *ready = job_settle(job, outcome == GOT ? 0 : job->error == ENODATA ? ENODATA : EIO);
+    struct request *ready = job_settle(job, outcome == GOT ? 0 : job->error == ENODATA || job->error == EILSEQ ? job->error : EIO);
     pthread_mutex_unlock(&tables);
     requests_finish(ready);
     keep_on_disk(job, kept);

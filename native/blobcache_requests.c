@@ -229,6 +229,16 @@ void locals_do(struct job *local) {
     }
 }
 
+static const char *reason_of(int error) {
+    switch (error) {
+    case ETIMEDOUT: return "deadline";
+    case ENODATA: return "truncated";
+    case EILSEQ: return "corrupt";
+    case ENOMEM: return "memory";
+    default: return "unreadable";
+    }
+}
+
 /* Answer, let go of the chunks, and go on with those that waited for memory. Without the lock. */
 void requests_finish(struct request *ready) {
     while (ready) {
@@ -237,7 +247,7 @@ void requests_finish(struct request *ready) {
         ready = r->later;
         if (r->error) {
             if (!r->low && r->error != EINTR)
-                seen_failure(r, r->error, r->error == ETIMEDOUT ? "deadline" : r->error == ENODATA ? "truncated" : "unreadable");
+                seen_failure(r, r->error, reason_of(r->error));
             reply_error(r->unique, r->error == EINTR ? EINTR : EIO);
         } else
             answer_read(r);

@@ -156,6 +156,8 @@ enum outcome store_read(struct job *job) {
             return judge(job->error);
         }
         outcome = fill(f->fd, job, want);
+        if (outcome == GOT && settings.verify)
+            outcome = verify(job, f->fd, want);
         if (outcome == AWAY && job->error == EINVAL)
             __atomic_store_n(&buffered, true, __ATOMIC_RELAXED);
         file_put(f, outcome != GOT);

@@ -188,6 +188,40 @@ def test_a_damaged_block_of_the_cache_is_read_from_the_store(state_run, slow_sto
         assert node.access.status().cache_damaged == 3
 
 
+@pytest.mark.parametrize("cached", [0, 32 * MIB])
+def test_verified_reads_give_nothing_that_was_spoilt(state_run, slow_store, tree, cached):
+    settings = {"patience_seconds": 2.0, "verify_reads": True, "cache_bytes": cached}
+    with environments_at(state_run.state, state_run.run, slow_store.target, **settings) as node:
+        seen = _acquire(node)
+        [pack] = slow_store.source.glob("packs/*.data")
+        content = (tree / "small/7").read_bytes()
+        at = pack.read_bytes().index(content)
+        with pack.open("r+b") as file:
+            file.seek(at + 10_000)
+            file.write(bytes([content[10_000] ^ 1]))
+        with pytest.raises(OSError, match="Input/output error"):
+            (seen / "small/7").read_bytes()
+        assert {event.reason for event in node.access.events(0)[1]} == {"corrupt"}
+        with pack.open("r+b") as file:
+            file.seek(at)
+            file.write(content)
+        for number in range(40):
+            assert (seen / f"small/{number}").read_bytes() == (tree / f"small/{number}").read_bytes()
+        assert (seen / "big").read_bytes() == (tree / "big").read_bytes()
+
+
+def test_a_spoilt_index_is_noticed_when_reads_are_verified(state_run, slow_store):
+    with environments_at(state_run.state, state_run.run, slow_store.target, patience_seconds=2.0, verify_reads=True) as node:
+        seen = _acquire(node)
+        [index] = slow_store.source.glob("packs/*.index")
+        with index.open("r+b") as file:
+            file.seek(50)
+            file.write(b"spoilt")
+        with pytest.raises(OSError, match="Input/output error"):
+            (seen / "small/7").read_bytes()
+        assert {event.reason for event in node.access.events(0)[1]} == {"corrupt"}
+
+
 def test_nothing_stays_when_it_ends(state_run, slow_store):
     with environments_at(state_run.state, state_run.run, slow_store.target, patience_seconds=2.0) as node:
         _acquire(node)

@@ -62,6 +62,10 @@ StorePatienceOption = Annotated[
         help="How long a read waits for a store that does not answer, before its sandbox fails.",
     ),
 ]
+StoreVerifyOption = Annotated[
+    bool,
+    typer.Option("--store-verify", envvar="DSEC_STORE_VERIFY", help="Check what is read of the store against its digests; costs time."),
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +75,7 @@ class _Folders:
     store: Path | None
 
 
-def _store_settings(way: str, cache: str, patience: float) -> StoreSettings:
+def _store_settings(way: str, cache: str, patience: float, verify: bool) -> StoreSettings:
     from dsec.environments import StoreSettings
     from dsec.environments.blobcache import parse_size, parse_way
 
@@ -84,7 +88,7 @@ def _store_settings(way: str, cache: str, patience: float) -> StoreSettings:
     if not 0.1 <= patience <= 3600:
         raise InvalidArgument(f"--store-patience is {patience:g}, allowed is 0.1 to 3600 seconds", field="--store-patience")
     try:
-        return StoreSettings(way=parse_way(way), cache_bytes=cache_bytes, patience_seconds=patience)
+        return StoreSettings(way=parse_way(way), cache_bytes=cache_bytes, patience_seconds=patience, verify_reads=verify)
     except ValueError as error:
         raise InvalidArgument(f"--store-way: {error}", field="--store-way") from None
 
@@ -245,6 +249,7 @@ def _up(
     store_way: StoreWayOption = "auto",
     store_cache: StoreCacheOption = "off",
     store_patience: StorePatienceOption = 30.0,
+    store_verify: StoreVerifyOption = False,
 ) -> None:
     """Serve this machine's sandboxes, in the foreground.
 
@@ -255,7 +260,7 @@ def _up(
     try:
         _need_root()
         _log(log_level)
-        packs = _store_settings(store_way, store_cache, store_patience)
+        packs = _store_settings(store_way, store_cache, store_patience, store_verify)
         uvloop.run(_serve(_Folders(state, run, store), scratch, packs, tcp, token_file, remove, as_json))
     except DSecError as error:
         die(error, as_json=as_json)

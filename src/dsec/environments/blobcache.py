@@ -55,7 +55,7 @@ class StoreSettings:
     """How a node treats its store."""
 
     way: Way = "auto"
-    """`auto`: the server where the store is not on a local disk, or a cache is wanted."""
+    """`auto`: the server where the store is not on a local disk, or a cache or verified reads are wanted."""
     cache_bytes: int = 0
     """Size of the cache of blocks on the local disk; 0: none."""
     memory_bytes: int = 64 * _MIB
@@ -65,6 +65,8 @@ class StoreSettings:
     """Reads of the store under way at once."""
     patience_seconds: float = 30.0
     """How long a guest's read waits for a store that does not answer, before it fails and the sandbox with it."""
+    verify_reads: bool = False
+    """See that what is read is what its pack's index says, segments of up to 2 MiB; through the server only."""
     replay: bool = True
     """Read ahead what the recorded trace of an environment says, when it is first mounted."""
 
@@ -156,7 +158,8 @@ class PackAccess:
     def _choose(self) -> Way:
         if self.settings.way != "auto":
             return self.settings.way
-        return "server" if self.settings.cache_bytes or self.kind() not in LOCAL_KINDS else "direct"
+        wanted = self.settings.cache_bytes or self.settings.verify_reads
+        return "server" if wanted or self.kind() not in LOCAL_KINDS else "direct"
 
     @property
     def past_cache(self) -> bool:
@@ -228,6 +231,8 @@ class PackAccess:
         ]
         command += [f"--memory-bytes={settings.memory_bytes}", f"--block-bytes={settings.block_bytes}", f"--parallel={settings.parallel}"]
         command += [f"--deadline-ms={round(settings.patience_seconds * 1000)}"]
+        if settings.verify_reads:
+            command += ["--verify"]
         if settings.cache_bytes:
             self._cache.mkdir(parents=True, exist_ok=True, mode=0o700)
             command += ["--cache", str(self._cache.absolute()), f"--cache-bytes={settings.cache_bytes}"]
