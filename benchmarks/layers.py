@@ -34,7 +34,7 @@ from benchmarks.writes import HOW, Written, device_written_bytes, written
 from dsec.environments import EnvironmentStore, build
 from dsec.environments.manifest import Kind
 from libdsec import DSecContainerRunArgs, Sandbox
-from libdsec.errors import NotFound
+from libdsec.errors import DSecError
 
 __all__ = ["measure"]
 
@@ -94,7 +94,7 @@ def _archives(store: EnvironmentStore, parts: list[Part]) -> str:
 def _once(store: EnvironmentStore, name: str, make: Callable[[], object]) -> None:
     try:
         store.show(name)
-    except NotFound:
+    except DSecError:
         print(f"building {name}, once", file=sys.stderr, flush=True)
         make()
 

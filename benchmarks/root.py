@@ -16,7 +16,7 @@ import msgspec
 from benchmarks.downloads import SUITE, debian_root
 from dsec.environments import EnvironmentStore, build
 from dsec.environments.manifest import Identity
-from libdsec.errors import NotFound
+from libdsec.errors import DSecError
 
 __all__ = ["CACHE", "Root", "shared_root", "store_folder"]
 
@@ -53,7 +53,7 @@ def shared_root(folder: Path, *, cache: Path = CACHE) -> Iterator[Root]:
     tar = debian_root("small", PACKAGES, cache)
     try:
         digest = environments.show(NAME).digest
-    except NotFound:
+    except DSecError:
         print(f"building the environment {NAME!r} from {SOURCE}, once", file=sys.stderr)
         digest = build(environments, NAME, source=f"tar:{tar}").digest
     owner = "benchmark"
