@@ -7,6 +7,7 @@ import os
 import random
 import subprocess
 import sys
+import threading
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -15,6 +16,7 @@ from hypothesis import strategies as st
 from dsec.environments.packs import INLINE_LIMIT, ContentsLost, KnownContents, Packer, data_name, index_name, read_index
 from dsec.environments.packs.packer import granularity
 from dsec.environments.trees.model import BLOCK
+from dsec.kernel.mounts import attach, make_mount, unmount
 
 MIB = 1 << 20
 
@@ -238,6 +240,24 @@ def test_no_more_packs_are_referred_to_than_a_mount_takes(tmp_path, published):
         _, added = pack_of(tmp_path / "all", published, known, *files)
         assert len({segment.pack.digest for _, _, segments in added for segment in segments}) == 64
         assert [content([published], one) for one in added] == files
+
+
+@pytest.mark.root
+@pytest.mark.slow
+def test_a_disk_that_is_full_is_told_and_leaves_no_thread(tmp_path):
+    full = tmp_path / "full"
+    full.mkdir()
+    mount = make_mount("tmpfs", options=[("size", "8m")])
+    attach(mount, full)
+    os.close(mount)
+    try:
+        packer = Packer(full)
+        with pytest.raises(OSError, match="No space left"):
+            packer.add(noise(number, MIB) for number in range(40))
+        packer.close()
+        assert not any(thread.name == "dsec-pack" for thread in threading.enumerate())
+    finally:
+        unmount(full)
 
 
 def test_a_pack_that_is_gone_is_known_no_more(tmp_path, published):

@@ -12,6 +12,7 @@ from typing import Final, TypeAlias
 from dsec.environments.durable import sync_folder
 from dsec.environments.packs.index import data_name, encode_index, index_name, read_index
 from dsec.environments.packs.known import ContentsLost, KnownContents
+from dsec.environments.packs.writing import Writer
 from dsec.environments.trees.model import BLOCK, Pack, Segment
 
 __all__ = ["INLINE_LIMIT", "MAX_PACKS", "Packer", "Piece", "granularity"]
@@ -65,6 +66,7 @@ class Packer:
         self._pending = bytearray()
         self._end = 0
         self._fd = -1
+        self._writer: Writer | None = None
         self.bytes_added = 0
         """Of all files, holes included."""
         self.bytes_stored = 0
@@ -113,18 +115,16 @@ class Packer:
 
         ContentsLost if a pack that was referred to is not what `known` said of it.
         """
-        self._prove_borrowed()
-        self._flush()
-        if self._fd < 0:
-            return None
         try:
-            os.ftruncate(self._fd, self._end)
-            if not self._entries:
+            self._prove_borrowed()
+            self._flush()
+            self._stop_writer()
+            if self._fd < 0 or not self._entries:
                 return None
+            os.ftruncate(self._fd, self._end)
             os.fsync(self._fd)
         finally:
-            os.close(self._fd)
-            self._fd = -1
+            self.close()
         index, digest = encode_index(self._entries)
         with (self._folder / index_name(digest)).open("xb") as file:
             file.write(index)
@@ -136,10 +136,17 @@ class Packer:
         return self._pack
 
     def close(self) -> None:
-        """Give up: what is left in the folder is of no use."""
+        """Give up, unless it is finished: what is left in the folder is of no use."""
+        with contextlib.suppress(OSError):
+            self._stop_writer()
         if self._fd >= 0:
             os.close(self._fd)
             self._fd = -1
+
+    def _stop_writer(self) -> None:
+        writer, self._writer = self._writer, None
+        if writer is not None:
+            writer.close()
 
     # -- segments ------------------------------------------------------------------------------------------------------------------------
 
@@ -224,20 +231,19 @@ class Packer:
                 self._flush()
         else:
             self._flush(ahead=len(view))
-            self._write(view, self._end - len(view))
+            self._write(bytes(view), self._end - len(view))
 
     def _flush(self, ahead: int = 0) -> None:
         if self._pending:
-            with memoryview(self._pending) as view:
-                self._write(view, self._end - ahead - len(view))
-            self._pending.clear()
+            pending, self._pending = self._pending, bytearray()
+            self._write(pending, self._end - ahead - len(pending))
 
-    def _write(self, view: memoryview, offset: int) -> None:
-        if self._fd < 0:
-            self._fd = os.open(self._growing, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-        while view:
-            count = os.pwrite(self._fd, view, offset)
-            view, offset = view[count:], offset + count
+    def _write(self, data: bytes | bytearray, offset: int) -> None:
+        if self._writer is None:
+            if self._fd < 0:
+                self._fd = os.open(self._growing, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+            self._writer = Writer(self._fd)
+        self._writer.write(data, offset)
 
     def _take_back(self, start: int) -> None:
         """Forget what was appended since; what is written of it is overwritten or cut off."""
