@@ -1,7 +1,8 @@
 """An image of at least 1 GB imported: `python -m benchmarks.build --json`.
 
 The same image with its layers as gzip and as zstd: time, CPU, peak memory, bytes written, beside mkfs.erofs over an unpacked tree, umoci
-and podman. Then the images of `--images` environments, which share packages, into one store: how much of their bytes is stored.
+and podman. Then the images of `--images` environments, which share packages, into one store: how much of their bytes is stored; and the
+same of ten Debian images as umoci writes them (`--no-debian-images` leaves them out).
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from typing import Any
 from benchmarks.budgets import at_least, at_most
 from benchmarks.charged import HOW, Charge
 from benchmarks.corpus import Corpus, made_corpus
+from benchmarks.images import made_images, sharing
 from benchmarks.importers import OURS, PEER_IMPORTS, emptied, import_ours, stored_bytes
 from benchmarks.peers import PeerUnavailable
 from benchmarks.stage import arguments, main
@@ -24,6 +26,7 @@ from benchmarks.stage import arguments, main
 __all__ = ["measure"]
 
 MB = 1e6
+IMAGE_MB = 1050
 MEMORY_BUDGET_MB = 256
 """Of the importing process; the image is four times as large."""
 
@@ -38,7 +41,7 @@ def _measure(options: argparse.Namespace) -> dict[str, Any]:
         raise SystemExit("images have owners and devices: run this as root")
     ours: dict[str, dict[str, Any]] = {}
     peers: dict[str, dict[str, Any]] = {}
-    corpora = {name: made_corpus(1, quick=options.quick, compression=name) for name in ("gzip", "zstd")}
+    corpora = {name: made_corpus(1, quick=options.quick, least_mb=IMAGE_MB, compression=name) for name in ("gzip", "zstd")}
     many = made_corpus(options.images, quick=options.quick)
     with tempfile.TemporaryDirectory(prefix="dsec-bench-", dir="/var/tmp") as work:
         folder = Path(work)
@@ -59,8 +62,11 @@ def _measure(options: argparse.Namespace) -> dict[str, Any]:
                     document[name] = {"absent": f"it failed: {error}"}
                 _tell(f"{peer} {name}", document[name])
                 emptied(folder / peer)
-        sharing = _sharing(many, emptied(folder / "many"))
-    return _document(options, corpora["zstd"], many, ours, peers, sharing)
+        shared = _sharing(many, emptied(folder / "many"))
+        emptied(folder / "many")
+        if options.debian_images and not options.quick:
+            shared["debian_images"] = _debian_sharing(folder)
+    return _document(options, corpora["zstd"], many, ours, peers, shared)
 
 
 def _best(charges: list[Charge]) -> Charge:
@@ -110,6 +116,16 @@ def _sharing(corpus: Corpus, folder: Path) -> dict[str, Any]:
     }
 
 
+def _debian_sharing(folder: Path) -> list[dict[str, Any]]:
+    """After each of ten images what the store holds."""
+    layout, tags = made_images()
+    found = []
+    for row in sharing(layout, tags, emptied(folder / "debian")):
+        found.append(row)
+        print(f"{row['image']}: {row['stored_mb_so_far']:.0f} MB stored of {row['logical_mb_so_far']:.0f}", file=sys.stderr, flush=True)
+    return found
+
+
 def _tell(name: str, document: dict[str, Any]) -> None:
     if "absent" in document:
         print(f"{name}: {document['absent']}", file=sys.stderr, flush=True)
@@ -124,7 +140,7 @@ def _document(
     many: Corpus,
     ours: dict[str, dict[str, Any]],
     peers: dict[str, dict[str, Any]],
-    sharing: dict[str, Any],
+    shared: dict[str, Any],
 ) -> dict[str, Any]:
     today = peers.get("mkfs_erofs", {}).get("zstd", {}).get("synced_s")
     faster = round(today / ours["zstd"]["synced_s"], 2) if today else None
@@ -138,7 +154,7 @@ def _document(
         "how": HOW,
         "dsec": ours | {"how": OURS},
         "peers": peers,
-        "sharing": sharing | {"corpus": many.to_json()},
+        "sharing": shared | {"corpus": many.to_json()},
         "budgets": {
             "times_faster_than_mkfs": at_least(faster, 2),
             "peak_rss_mb": at_most(max(ours[name]["peak_rss_mb"] for name in ours), MEMORY_BUDGET_MB, "MB"),
@@ -150,5 +166,6 @@ if __name__ == "__main__":
     parser = arguments(__doc__)
     parser.set_defaults(peers=",".join(PEER_IMPORTS), rounds=2)
     parser.add_argument("--images", type=int, default=20, help="images whose sharing is measured")
+    parser.add_argument("--debian-images", action=argparse.BooleanOptionalAction, default=True, help="sharing of those too")
     parser.add_argument("--quick", action="store_true", help="small images")
     main("build", measure, parser.parse_args())

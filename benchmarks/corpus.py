@@ -25,8 +25,8 @@ from benchmarks.root import CACHE
 
 __all__ = ["Corpus", "Image", "Job", "made_corpus"]
 
-LEAST_BYTES: Final = 2_000_000_000
-"""Of the tar streams of one image. Published images have 4 to 12 GB; this is what twenty of leave room for on a disk of 50 GB."""
+LEAST_MB: Final = 2000
+"""Of the tar streams of one image. Published images have 4 to 12 GB; of this size twenty can be unpacked on a disk of 50 GB."""
 
 ROOTS: Final = {
     "c": ["python3", "git", "build-essential", "cmake"],
@@ -137,31 +137,35 @@ class Corpus(msgspec.Struct, frozen=True, kw_only=True):
         }
 
 
-def made_corpus(count: int, *, quick: bool = False, compression: Compression = "zstd", cache: Path = CACHE) -> Corpus:
-    """`count` images; made if the cache lacks them. `quick`: small ones, which need little of the registries."""
-    parameters = f"{quick} {ROOTS} {QUICK_ROOTS} {WHEELS} {LIBRARIES} {TESTS} {_JOB} {LEAST_BYTES}"
+def made_corpus(
+    count: int, *, quick: bool = False, least_mb: int = LEAST_MB, compression: Compression = "zstd", cache: Path = CACHE
+) -> Corpus:
+    """`count` images of at least `least_mb`; made if the cache lacks them. `quick`: small ones, which need little of the registries."""
+    parameters = f"{quick} {ROOTS} {QUICK_ROOTS} {WHEELS} {LIBRARIES} {TESTS} {_JOB}"
     key = hashlib.sha256(parameters.encode()).hexdigest()[:8]
-    folder = cache / f"corpus-{'quick' if quick else 'full'}-{count}-{compression}-{key}"
+    least_mb = 0 if quick else least_mb
+    folder = cache / f"corpus-{least_mb}-{count}-{compression}-{key}"
     record = folder / "corpus.json"
     if not record.exists():
         for old in cache.glob(f"{folder.name.removesuffix(key)}*"):
             shutil.rmtree(old)
         folder.mkdir(parents=True)
-        images = _make(ImageLayout(folder / "layout"), count, quick, compression, cache)
+        images = _make(ImageLayout(folder / "layout"), count, least_mb, compression, cache)
         record.write_bytes(msgspec.json.format(msgspec.json.encode(images), indent=1))
     return Corpus(folder=str(folder), images=msgspec.json.decode(record.read_bytes(), type=list[Image]))
 
 
-def _make(layout: ImageLayout, count: int, quick: bool, compression: Compression, cache: Path) -> list[Image]:
+def _make(layout: ImageLayout, count: int, least_mb: int, compression: Compression, cache: Path) -> list[Image]:
+    choices = list((ROOTS if least_mb else QUICK_ROOTS).items())
     roots: dict[str, LayerBlob] = {}
     images: list[Image] = []
     for number in range(count):
-        name, packages = list((QUICK_ROOTS if quick else ROOTS).items())[number % len(QUICK_ROOTS if quick else ROOTS)]
+        name, packages = choices[number % len(choices)]
         if name not in roots:
             roots[name] = layout.add_layer(_copying(debian_root(name, packages, cache)), compression)
-        library, needs = list(LIBRARIES.items())[number % len(LIBRARIES)] if not quick else ("numpy", LIBRARIES["numpy"])
+        library, needs = list(LIBRARIES.items())[number % len(LIBRARIES)] if least_mb else ("numpy", LIBRARIES["numpy"])
         project, version, test = TESTS[number % len(TESTS)]
-        wanted = 0 if quick else LEAST_BYTES - roots[name].tar_bytes
+        wanted = least_mb * 1_000_000 - roots[name].tar_bytes
         chosen, trees = _dependencies(number, needs, wanted, cache)
         print(f"making image {number + 1} of {count}: {name}, {', '.join(chosen)}, {project}", file=sys.stderr, flush=True)
         source = source_release(project, version, cache)
