@@ -80,6 +80,24 @@ void sha256_begin(struct sha256 *s);
 void sha256_add(struct sha256 *s, const void *data, size_t len);
 void sha256_end(struct sha256 *s, uint8_t out[DIGEST]);
 
+/* --- a pack's index: pure --- */
+#define PACK_BLOCK 4096u
+
+struct segments {
+    uint32_t node, count, users;
+    uint64_t generation, used;
+    uint8_t *file;   /* the index as it is */
+    uint64_t *start; /* of each segment in the data, and the end of the last */
+};
+
+/* Takes `file`; NULL with EILSEQ, and `file` left to the caller, where it is not the index of the pack `digest`. */
+struct segments *segments_parse(uint8_t *file, size_t len, const uint8_t digest[DIGEST]);
+void segments_free(struct segments *s);
+/* The first one that ends after `at`. */
+uint32_t segments_after(const struct segments *s, uint64_t at);
+/* Its digest and size. */
+const uint8_t *segment_at(const struct segments *s, uint32_t i, uint64_t *size);
+
 /* --- disk cache --- */
 struct disk;
 struct disk *disk_open(const char *folder, uint64_t bytes);

@@ -18,62 +18,11 @@
 #define SEGMENT_MAX (2u << 20)
 #define INDEX_MAX   (256u << 20)
 #define INDEXES     64
-#define BLOCK       4096u
-#define HEADER      32
-#define ENTRY       40
-
-struct segments {
-    uint32_t node, count, users;
-    uint64_t generation, used;
-    uint8_t *file;   /* the index as it is */
-    uint64_t *start; /* of each segment in the data, and the end of the last */
-};
+#define BLOCK       PACK_BLOCK
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static struct segments *known[INDEXES];
 static uint64_t uses;
-
-static void segments_free(struct segments *s) {
-    if (!s)
-        return;
-    free(s->file);
-    free(s->start);
-    free(s);
-}
-
-static uint64_t number_at(const uint8_t *p) {
-    uint64_t value = 0;
-    for (int i = 7; i >= 0; i--)
-        value = value << 8 | p[i];
-    return value;
-}
-
-struct segments *segments_parse(uint8_t *file, size_t len, const uint8_t digest[DIGEST]) {
-    uint8_t found[DIGEST];
-    struct sha256 sum;
-    sha256_begin(&sum);
-    sha256_add(&sum, file, len);
-    sha256_end(&sum, found);
-    struct segments *s = calloc(1, sizeof *s);
-    if (!s || memcmp(found, digest, DIGEST) != 0 || len < HEADER || memcmp(file, "DSECPACK\1\0\0\0", 12) != 0 || (len - HEADER) % ENTRY)
-        goto bad;
-    s->count = (uint32_t)((len - HEADER) / ENTRY);
-    if (number_at(file + 16) != s->count || !(s->start = malloc(sizeof *s->start * (s->count + 1ul))))
-        goto bad;
-    s->start[0] = 0;
-    for (uint32_t i = 0; i < s->count; i++) {
-        uint64_t size = number_at(file + HEADER + (size_t)i * ENTRY + DIGEST);
-        if (size > INT64_MAX / 2 || s->start[i] > INT64_MAX / 2)
-            goto bad;
-        s->start[i + 1] = s->start[i] + (size + BLOCK - 1) / BLOCK * BLOCK;
-    }
-    s->file = file;
-    return s;
-bad:
-    segments_free(s);
-    errno = EILSEQ;
-    return NULL;
-}
 
 static struct segments *segments_load(const struct job *job) {
     char path[PATH_MAX], name[DIGEST * 2 + 6];
@@ -172,18 +121,6 @@ static int add_whole(struct sha256 *sum, int fd, uint64_t at, uint64_t size) {
     return n >= (ssize_t)size ? 0 : -1;
 }
 
-static uint32_t first_after(const struct segments *s, uint64_t at) {
-    uint32_t low = 0, high = s->count;
-    while (low < high) {
-        uint32_t middle = low + (high - low) / 2;
-        if (s->start[middle + 1] > at)
-            high = middle;
-        else
-            low = middle + 1;
-    }
-    return low;
-}
-
 enum outcome verify(struct job *job, int fd, size_t len) {
     struct segments *s = segments_get(job);
     if (!s) {
@@ -192,9 +129,9 @@ enum outcome verify(struct job *job, int fd, size_t len) {
     }
     enum outcome outcome = GOT;
     uint64_t from = (uint64_t)job->first * CHUNK, to = from + len;
-    for (uint32_t i = first_after(s, from); outcome == GOT && i < s->count && s->start[i] < to; i++) {
-        const uint8_t *entry = s->file + HEADER + (size_t)i * ENTRY;
-        uint64_t size = number_at(entry + DIGEST), at = s->start[i];
+    for (uint32_t i = segments_after(s, from); outcome == GOT && i < s->count && s->start[i] < to; i++) {
+        uint64_t size, at = s->start[i];
+        const uint8_t *expected = segment_at(s, i, &size);
         if (size > SEGMENT_MAX || !size)
             continue;
         struct sha256 sum;
@@ -208,7 +145,7 @@ enum outcome verify(struct job *job, int fd, size_t len) {
             continue;
         }
         sha256_end(&sum, digest);
-        if (memcmp(digest, entry, DIGEST) != 0) {
+        if (memcmp(digest, expected, DIGEST) != 0) {
             job->error = EILSEQ;
             outcome = LOST;
         }

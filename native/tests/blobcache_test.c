@@ -145,10 +145,68 @@ static void messages_of_any_kind_are_parsed_or_refused(unsigned seed) {
     }
 }
 
+static void sum_of(const void *data, size_t len, uint8_t out[DIGEST]) {
+    struct sha256 sum;
+    sha256_begin(&sum);
+    sha256_add(&sum, data, len);
+    sha256_end(&sum, out);
+}
+
+static void digests_are_sha256(void) {
+    static const uint8_t abc[4] = {0xba, 0x78, 0x16, 0xbf}, empty[4] = {0xe3, 0xb0, 0xc4, 0x42}, million[4] = {0xcd, 0xc7, 0x6e, 0x5c};
+    static char as[1000000];
+    uint8_t out[DIGEST], whole[DIGEST];
+    sum_of("abc", 3, out);
+    assert(memcmp(out, abc, 4) == 0 && out[31] == 0xad);
+    sum_of("", 0, out);
+    assert(memcmp(out, empty, 4) == 0 && out[31] == 0x55);
+    memset(as, 'a', sizeof as);
+    sum_of(as, sizeof as, whole);
+    assert(memcmp(whole, million, 4) == 0 && whole[31] == 0xd0);
+    struct sha256 sum;
+    sha256_begin(&sum);
+    for (size_t at = 0, n = 1; at < sizeof as; at += n, n = n % 200 + 1)
+        sha256_add(&sum, as + at, at + n > sizeof as ? sizeof as - at : n);
+    sha256_end(&sum, out);
+    assert(memcmp(out, whole, DIGEST) == 0);
+}
+
+/* The digest is right, so that what is behind it is reached. */
+static void any_index_of_a_pack_is_survived(unsigned seed) {
+    srandom(seed);
+    for (int i = 0; i < 20000; i++) {
+        size_t count = (size_t)random() % 5, len = 32 + count * 40 + (random() % 8 ? 0 : (size_t)random() % 40);
+        uint8_t *file = calloc(1, len), digest[DIGEST];
+        for (size_t j = 32; j < len; j++)
+            file[j] = (j - 32) % 40 < 35 || random() % 2 ? (uint8_t)random() : 0;
+        memcpy(file, "DSECPACK\1\0\0\0\0\20\0\0", 16);
+        file[16] = (uint8_t)(random() % 8 ? count : (size_t)random());
+        sum_of(file, len, digest);
+        struct segments *s = segments_parse(file, len, digest);
+        if (!s) {
+            assert(errno == EILSEQ);
+            free(file);
+            continue;
+        }
+        assert(s->count == count);
+        for (uint32_t j = 0; j < s->count; j++) {
+            uint64_t size;
+            segment_at(s, j, &size);
+            assert(s->start[j + 1] - s->start[j] >= size && s->start[j] % PACK_BLOCK == 0);
+            if (size)
+                assert(segments_after(s, s->start[j]) == j && segments_after(s, s->start[j + 1] - 1) == j);
+        }
+        assert(segments_after(s, s->start[s->count]) == s->count);
+        segments_free(s);
+    }
+}
+
 int main(void) {
     unsigned seed = 20260101;
     assert(mkdtemp(folder));
     names_of_packs();
+    digests_are_sha256();
+    any_index_of_a_pack_is_survived(seed);
     messages_of_any_kind_are_parsed_or_refused(seed);
     the_least_used_goes_first_also_after_a_restart();
     damage_is_noticed();
@@ -158,6 +216,6 @@ int main(void) {
     unlinkat(dir, "index", 0);
     close(dir);
     rmdir(folder);
-    puts("blobcache: 5 passed");
+    puts("blobcache: 7 passed");
     return 0;
 }
