@@ -150,8 +150,14 @@ class EnvironmentStore:
         """Take a tag away. By digest: all tags that mean the layer now. What nothing else uses goes with the next collection of garbage.
 
         Conflict while a sandbox of this node uses the layer and no other tag means it. Of two removals at once one succeeds, the other is
-        NotFound.
+        NotFound. SandboxFailed(cause="store-lost") if the store cannot be written to.
         """
+        try:
+            self._remove(name)
+        except OSError as error:
+            raise SandboxFailed(f"name: {name} cannot be removed: {error}", field="name", cause="store-lost", ran="unknown") from error
+
+    def _remove(self, name: str) -> None:
         reference = parse_reference(name, field="name")
         try:
             digest = self.layers.digest_of(reference, field="name")
