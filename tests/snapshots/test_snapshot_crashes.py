@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import os
 import random
+import sqlite3
 import subprocess
 import sys
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -86,3 +88,15 @@ async def test_an_edge_that_ends_while_it_packs_finishes_it_at_the_next_start(no
     info = await node.edge.pack_info(begun.op_id, wait=60)
     assert info.state == "published", info
     assert await (await node.create(info.name)).sh("ls /t | wc -l; cat /t/77") == "501\n77\n"
+
+
+async def test_a_pack_does_not_outlive_its_host(node):
+    box = await node.create()
+    await box.sh("dd if=/dev/urandom of=/t/big bs=1M count=60 2>/dev/null")
+    begun = await node.edge.pack_diff(box.id, PackRequest(name=node.name()))
+    await node.edge.aclose()
+    with closing(sqlite3.connect(node.home.state / "edge.db")) as journal, journal:
+        journal.execute("UPDATE meta SET value='another' WHERE name='boot_id'")
+    await node.open()
+    info = await node.edge.pack_info(begun.op_id, wait=60)
+    assert (info.state, info.error.code, info.error.cause) == ("failed", "sandbox_failed", "node-lost")

@@ -127,3 +127,14 @@ def test_names_and_owners_are_checked(scratch):
     assert plain.names() == set()
     with pytest.raises(Unsupported):
         plain.take("sb-a", "snap", read_only=True)
+
+
+def test_an_image_of_an_earlier_life_of_the_host_is_made_anew(scratch, state_run):
+    write(scratch.create("sb-a", None), "file", b"x")
+    scratch.close(unmount=True)
+    scratch.open()
+    assert scratch.list() == {"sb-a"}, "in the same life it is kept"
+    scratch.close(unmount=True)
+    (state_run.state / "scratch.boot").write_text("another\n")
+    scratch.open()
+    assert scratch.list() == set()

@@ -7,8 +7,9 @@ forgotten, its caller repeats it; what it finds after is finished from the snaps
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import threading
 import time
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import msgspec
@@ -19,6 +20,7 @@ from dsec.edge.checks import check_pack
 from dsec.edge.core import Core
 from dsec.edge.ids import new_op_id
 from dsec.edge.records import encode, error_body
+from dsec.edge.recovery import rebooted
 from dsec.edge.sandbox import Sandbox
 from dsec.edge.snapshots import take_snapshot
 from dsec.environments.manifest import Configuration
@@ -26,12 +28,13 @@ from dsec.environments.names import Reference
 from dsec.environments.packing import Interrupted, Packed, PackPlan, StackLimits, pack_snapshot
 from dsec.environments.residue import DEFAULT_RULES
 from dsec.trajectory import PackRow
-from libdsec.errors import Conflict, DSecError, NotFound, Overloaded, Unsupported
+from libdsec.errors import Conflict, DSecError, NotFound, Overloaded, SandboxFailed, Unsupported
 from libdsec.schema import BackendName, PackInfo, PackRequest
 
 __all__ = ["Packs"]
 
 log = structlog.get_logger("dsec.edge")
+CLOSE_SECONDS = 10.0
 
 
 class _Job(msgspec.Struct, kw_only=True, frozen=True):
@@ -63,7 +66,7 @@ class Packs:
     def __init__(self, core: Core) -> None:
         self._core = core
         self._packs: dict[str, _Pack] = {}
-        self._threads = ThreadPoolExecutor(core.settings.packs_at_once, thread_name_prefix="dsec-pack")
+        self._threads: set[threading.Thread] = set()
         self._slots = asyncio.Semaphore(core.settings.packs_at_once)
         self._closing = False
 
@@ -143,7 +146,7 @@ class Packs:
         core, info = self._core, pack.info
         try:
             async with self._slots:
-                packed = await asyncio.get_running_loop().run_in_executor(self._threads, self._work, pack)
+                packed = await self._in_thread(pack)
         except Interrupted:
             return
         except Exception as error:
@@ -165,6 +168,34 @@ class Packs:
         pack.over.set()
         await self._drop(pack)
         self._packs.pop(info.op_id, None)
+
+    async def _in_thread(self, pack: _Pack) -> Packed:
+        """One that no end of the process waits for: it reads and writes the store, which may stall for ever."""
+        loop = asyncio.get_running_loop()
+        over: asyncio.Future[Packed] = loop.create_future()
+
+        def settle(packed: Packed | None, error: BaseException | None) -> None:
+            if over.done():
+                return
+            if packed is not None:
+                over.set_result(packed)
+            else:
+                over.set_exception(error or Interrupted())
+
+        def work() -> None:
+            packed, failed = None, None
+            try:
+                packed = self._work(pack)
+            except BaseException as error:
+                failed = error
+            # the loop may be gone by the time
+            with contextlib.suppress(RuntimeError):
+                loop.call_soon_threadsafe(settle, packed, failed)
+
+        thread = threading.Thread(target=work, name="store: pack", daemon=True)
+        self._threads = {each for each in self._threads if each.is_alive()} | {thread}
+        thread.start()
+        return await over
 
     def _work(self, pack: _Pack) -> Packed:
         core, job, info = self._core, pack.job, pack.info
@@ -197,18 +228,25 @@ class Packs:
     # -- start and end
 
     async def recover(self) -> None:
-        """Go on with what has its snapshot, forget what has none yet."""
+        """Go on with what has its snapshot, forget what has none yet. No snapshot outlives its host."""
         core = self._core
+        lost = rebooted(core)
         there = {backend.name: await backend.snapshots() for backend in core.backends.values()}
         for row in core.journal.packs(under_way=True):
             info = msgspec.msgpack.decode(row.info, type=PackInfo)
             job = msgspec.msgpack.decode(row.plan, type=_Job)
-            if row.state == "taking" or job.snapshot not in there.get(job.backend, ()):
+            if row.state == "taking":
                 core.journal.forget_pack(row.op_id)
-                continue
-            core.snapshots.add(job.snapshot)
-            pack = self._packs[row.op_id] = _Pack(info, row.request, job, core.backends[job.backend])
-            core.spawn(self._finish(pack))
+                await core.in_thread(core.environments.release, job.snapshot)
+            elif lost or job.snapshot not in there.get(job.backend, ()):
+                info.state, info.ended_at = "failed", time.time()
+                info.error = error_body(SandboxFailed("the snapshot was lost with its host", cause="node-lost", ran="ran"))
+                core.journal.put_pack(row._replace(state="failed", info=encode(info)))
+                await core.in_thread(core.environments.release, job.snapshot)
+            else:
+                core.snapshots.add(job.snapshot)
+                pack = self._packs[row.op_id] = _Pack(info, row.request, job, core.backends[job.backend])
+                core.spawn(self._finish(pack))
         await core.journal.flush()
 
     def interrupt(self) -> None:
@@ -216,9 +254,11 @@ class Packs:
         self._closing = True
 
     async def aclose(self) -> None:
-        """Interrupt, and wait until it has stopped."""
+        """Interrupt, and wait until it has stopped; not for long, as the store may have stalled."""
         self.interrupt()
-        await asyncio.to_thread(self._threads.shutdown)
+        until = time.monotonic() + CLOSE_SECONDS
+        for thread in list(self._threads):
+            await asyncio.to_thread(thread.join, max(0.0, until - time.monotonic()))
 
 
 def _begun(op_id: str, sandbox: Sandbox, request: PackRequest) -> PackInfo:

@@ -23,7 +23,7 @@ from dsec.trajectory import SandboxRow, SessionRow
 from libdsec.errors import OutcomeUnknown
 from libdsec.schema import FailureCause
 
-__all__ = ["Recovery"]
+__all__ = ["Recovery", "rebooted"]
 
 log = structlog.get_logger("dsec.edge")
 BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
@@ -40,9 +40,8 @@ class Recovery:
     async def recover(self) -> None:
         """Bring memory, journal and host in step. One sandbox that cannot be adopted holds up no other."""
         core = self._core
-        boot_id = _boot_id()
-        self._rebooted = core.journal.meta("boot_id") not in (None, boot_id)
-        await core.journal.set_meta("boot_id", boot_id)
+        self._rebooted = rebooted(core)
+        await core.journal.set_meta("boot_id", _boot_id())
         gate = asyncio.Semaphore(core.settings.adoptions_at_once)
         sandboxes = [sandbox for row in core.journal.sandboxes(living=True) if (sandbox := self._load(row)) is not None]
         for sandbox in sandboxes:
@@ -167,6 +166,11 @@ class Recovery:
         op = Operation(session.session_id, sandbox.seq, b"", session_id=None, background=session.background, started_at=session.started_at)
         self._add(sandbox, op)
         self._core.journal.put_op(op.row(sandbox.id))
+
+
+def rebooted(core: Core) -> bool:
+    """Whether the host has been started anew since the journal was last written; before `Recovery.recover`, which notes it."""
+    return core.journal.meta("boot_id") not in (None, _boot_id())
 
 
 def _boot_id() -> str:

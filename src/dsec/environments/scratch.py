@@ -64,6 +64,7 @@ class ScratchStore:
         place = Path(path) if path is not None else Path(state)
         self.path = place / "scratch"
         self.image = place / "scratch.img"
+        self._boot_file = place / "scratch.boot"
         del run
         self._size = size_bytes
         self._fd: int | None = None
@@ -148,6 +149,7 @@ class ScratchStore:
             if not self._mount_old_image():
                 self._make_image()
                 _mount(self.image, self.path)
+            self._boot_file.write_text(_boot_id())
         except Unsupported:
             return False
         except OSError as error:
@@ -157,8 +159,12 @@ class ScratchStore:
         return True
 
     def _mount_old_image(self) -> bool:
-        """One that does not mount was left by a crash of the host: nobody lives on it, and it goes."""
+        """One of an earlier life of the host goes, as one does that does not mount: nobody lives on it, and what was in it was not written
+        with a crash in mind."""
         if not self.image.exists():
+            return False
+        if self._boot_file.exists() and self._boot_file.read_text() != _boot_id():
+            self.image.unlink()
             return False
         try:
             _mount(self.image, self.path)
@@ -284,6 +290,10 @@ class ScratchStore:
         for stale in btrfs.qgroup_ids(self._filesystem) - alive:
             with contextlib.suppress(OSError):  # busy: its subvolume is still being cleaned up
                 btrfs.drop_quota(fd, stale)
+
+
+def _boot_id() -> str:
+    return Path("/proc/sys/kernel/random/boot_id").read_text()
 
 
 def _liken(parent: int, name: str, like: Path) -> None:

@@ -9,7 +9,7 @@ from typing import Literal
 
 import msgspec
 
-from dsec.testing.checks import commands, files, lifecycle, limits, ports, sessions, streams, walls
+from dsec.testing.checks import commands, files, forks, lifecycle, limits, ports, sessions, streams, walls
 from dsec.testing.trial import CHECKS, Check, CheckFailed, CheckSkipped, Trial
 from libdsec import DSecClient, DSecContainerRunArgs
 from libdsec.errors import DSecError
@@ -18,7 +18,7 @@ from libdsec.schema import BackendName
 __all__ = ["CheckOutcome", "check_names", "self_check"]
 
 # Importing a module of checks registers them.
-MODULES = (commands, streams, sessions, files, ports, lifecycle, limits, walls)
+MODULES = (commands, streams, sessions, files, ports, lifecycle, forks, limits, walls)
 CHECK_SECONDS = 60.0
 
 
