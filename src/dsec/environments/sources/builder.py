@@ -31,6 +31,7 @@ LINK: Final = b"link"
 
 _NAME_LIMIT: Final = 255
 _PATH_LIMIT: Final = 4096
+_TARGET_LIMIT: Final = 4095
 _DEPTH_LIMIT: Final = 2048
 _LINKS_LIMIT: Final = 40
 _REMEMBERED: Final = 10_000
@@ -146,6 +147,11 @@ class TreeBuilder:
         """Put a node in its place: a folder gives one that is there its owner, mode, time and xattrs; all else replaces what is there."""
         parts = split(name)
         _check_xattrs(name, node)
+        if stat.S_ISLNK(node.mode):
+            if not node.target or b"\0" in node.target:
+                refuse(name, "is a link to nothing")
+            if len(node.target) > _TARGET_LIMIT:
+                refuse(name, "cannot be made: its target is too long")
         if not parts:
             if node.children is None:
                 refuse(name, "is the root, and no folder")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
@@ -22,7 +22,7 @@ from dsec.environments.sources.registry import RegistryOptions, pulled
 from dsec.environments.sources.streams import Extent, decompressed, streamed
 from dsec.environments.sources.workbench import Workbench
 from dsec.environments.tools import tool_version
-from dsec.environments.trees import OPAQUE, Node, keep_all, walk
+from dsec.environments.trees import OPAQUE, Node, Segment, keep_all, walk
 from libdsec.errors import DSecError, InvalidArgument, NotFound
 
 __all__ = ["SCHEMES", "Fetched", "Source", "fetch_source", "parse_source"]
@@ -83,7 +83,7 @@ def fetch_source(source: Source, bench: Workbench, *, include: Sequence[str], re
         case _:
             path, revision = _at(argument)
             builder = TreeBuilder()
-            provenance = export_commit(path, revision or "HEAD", builder, bench.add, plain)
+            provenance = export_commit(path, revision or "HEAD", builder, bench.add, lambda done: plain(done, 0))
             return Fetched([builder.finish()], provenance=provenance | {"tool": tool_version("git")})
 
 
@@ -157,7 +157,7 @@ def _folder(path: Path, bench: Workbench, progress: Callable[[int, int], None]) 
     """The folder's whole content with all attributes, hard links and holes; not what is mounted in it."""
     done = 0
 
-    def add(pieces, size=None, /):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN202
+    def add(pieces: Iterable[bytes | int], size: int | None = None, /) -> tuple[int, bytes | None, tuple[Segment, ...]]:
         nonlocal done
         found = bench.add(pieces, size)
         done += found[0]

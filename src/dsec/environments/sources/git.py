@@ -31,7 +31,7 @@ def _git(repository: Path, *arguments: str) -> list[str]:
 
 
 def export_commit(
-    repository: Path, revision: str, builder: TreeBuilder, add: AddContent, progress: Callable[[int, int], None]
+    repository: Path, revision: str, builder: TreeBuilder, add: AddContent, progress: Callable[[int], None]
 ) -> dict[str, str]:
     """Put the commit's files in `builder`, dated as it is, and return which commit it was. Submodules become empty folders."""
     try:
@@ -47,8 +47,9 @@ def export_commit(
     entries = [entry for entry in listing.split(b"\0") if entry]
     mtime = seconds * 1_000_000_000
     builder.put(b"", Node(stat.S_IFDIR | 0o755, mtime_ns=mtime, children={}))
+    done = 0
     with _blobs(repository) as read:
-        for done, entry in enumerate(entries, 1):
+        for entry in entries:
             facts, _, raw_name = entry.partition(b"\t")
             mode, kind, identifier = facts.decode().split()
             if kind == "commit":
@@ -60,7 +61,8 @@ def export_commit(
                 executable = int(mode, 8) & 0o100
                 node = Node(stat.S_IFREG | (0o755 if executable else 0o644), mtime_ns=mtime, size=size, inline=inline, segments=segments)
             builder.put(raw_name, node)
-            progress(done, len(entries))
+            done += node.size
+            progress(done)
     return {"commit": commit}
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -47,11 +48,12 @@ def read_image(path: Path, wanted: str, bench: Workbench, progress: Progress) ->
         inner = _settings(image)
         raw: list[Node] = []
         known = 0
+        count = len(image.layers)
         for number, layer in enumerate(image.layers, 1):
-            progress(0, 0, number, len(image.layers))
+            progress(0, 0, number, count)
             tree = bench.imported(layer.diff_id)
             if tree is None:
-                tree = _read(blobs, layer, bench, lambda done, total, at=number: progress(done, total, at, len(image.layers)))  # type: ignore[misc]
+                tree = _read(blobs, layer, bench, partial(_tell, progress, number, count))
                 bench.keep_import(layer.diff_id, tree)
             else:
                 known += 1
@@ -68,6 +70,10 @@ def read_image(path: Path, wanted: str, bench: Workbench, progress: Progress) ->
     if image.manifest:
         provenance["image_manifest"] = image.manifest
     return ImageContents(trees, _configuration(inner), provenance)
+
+
+def _tell(progress: Progress, number: int, count: int, done: int, total: int) -> None:
+    progress(done, total, number, count)
 
 
 def _read(blobs: Blobs, layer: ImageLayer, bench: Workbench, progress: Callable[[int, int], None]) -> Node:

@@ -59,7 +59,12 @@ class Workbench:
         if diff_id in self._waiting:
             self.publish_imports()
         digest = import_of(self.layers, diff_id)
-        return read_image(self.layers.folder(digest) / METADATA, self._packs) if digest is not None else None
+        if digest is None:
+            return None
+        try:
+            return read_image(self.layers.folder(digest) / METADATA, self._packs)
+        except (OSError, ValueError):  # it has gone meanwhile, or is damaged
+            return None
 
     def keep_import(self, diff_id: str, tree: Node) -> None:
         """The tar with this digest is `tree`: to be published before that is changed."""
