@@ -2,8 +2,9 @@
 
 `--sandboxes` sandboxes are asked for at once, over `--images` environments, on a store that gives `--mb-per-s` and takes `--request-ms`
 for each request. Each imports a library and runs a test file of a real project. `cold` is the first burst of a daemon with an empty state
-folder on a store that nothing has been read from; `warm` is the same burst again; the peer `eager` pulls and unpacks each image before
-its first sandbox. The time is from the first request to the last result.
+folder on a store that nothing has been read from; `warm` is the same burst again; `cold_with_traces` is a cold one on another node, which
+finds in the store what the first one has read. The peer `eager` pulls and unpacks each image before its first sandbox. The time is from the
+first request to the last result.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ from benchmarks.host import memory_folder
 from benchmarks.imported import imported_store
 from benchmarks.measure import Block, Series
 from benchmarks.peers import PeerUnavailable
+from benchmarks.peers.base import run_command
 from benchmarks.slowstore import SlowStore, StoreTraffic, compile_slow_store
 from benchmarks.stage import arguments, main
 from benchmarks.writes import HOW, Written, device_written_bytes, written
@@ -77,18 +79,40 @@ async def measure(options: argparse.Namespace) -> dict[str, Any]:
         def far(source: Path, name: str) -> contextlib.AbstractContextManager[SlowStore]:
             return SlowStore.mounted(program, source, folder / name, mb_per_s=options.mb_per_s, request_ms=options.request_ms)
 
-        with far(store, "ours") as slow:
+        _forget_traces(store)
+        with far(store, "first") as slow:
             await options.surroundings.look()
-            cold, warm = await _ours(options, corpus, slow, folder)
+            cold, *warm = await _ours(options, corpus, slow, folder / "node", 1 + options.rounds, record=True)
+        with far(store, "second") as slow:
+            await options.surroundings.look()
+            traced = (await _ours(options, corpus, slow, folder / "other-node", 1))[0]
+        _forget_traces(store)
         eager: Burst | str = "not asked for"
         if "eager" in options.peers.split(","):
             with far(corpus.layout, "peer") as slow:
                 await options.surroundings.look()
                 eager = await _eager(options, corpus, slow, folder)
-    return _document(options, corpus, cold, warm, eager)
+    return _document(options, corpus, cold, warm, traced, eager)
 
 
-async def _ours(options: argparse.Namespace, corpus: Corpus, slow: SlowStore, folder: Path) -> tuple[Burst, list[Burst]]:
+def _forget_traces(store: Path) -> None:
+    for file in (store / "traces").glob("*.json"):
+        file.unlink()
+
+
+async def _record_traces(corpus: Corpus, daemon: Daemon) -> None:
+    """What the node has read, for others to read ahead."""
+    folders = ["--state", str(daemon.state), "--run", str(daemon.run), "--store", str(daemon.store)]
+    for image in corpus.images:
+        argv = [sys.executable, "-c", "from dsec.cli import main; main()", "env", "trace", image.name, "--record", *folders]
+        await run_command(argv)
+
+
+async def _ours(
+    options: argparse.Namespace, corpus: Corpus, slow: SlowStore, folder: Path, bursts: int, *, record: bool = False
+) -> list[Burst]:
+    """One burst after another on a node that begins with nothing. `record`: then its traces are kept in the store."""
+    folder.mkdir()
     run = Path(tempfile.mkdtemp(prefix="dsec-bench-", dir=memory_folder(Path("/run"))))
     daemon = Daemon(folder, run, slow.target)
     try:
@@ -106,13 +130,13 @@ async def _ours(options: argparse.Namespace, corpus: Corpus, slow: SlowStore, fo
             def writes() -> Written:
                 return written(daemon.pids(), daemon.state)
 
-            cold = await _burst(options, corpus, job, slow, writes, folder)
-            _tell("cold", cold)
-            warm = []
-            for number in range(options.rounds):
-                warm.append(await _burst(options, corpus, job, slow, writes, folder))
-                _tell(f"warm {number + 1}/{options.rounds}", warm[-1])
-        return cold, warm
+            done = []
+            for number in range(bursts):
+                done.append(await _burst(options, corpus, job, slow, writes, folder))
+                _tell(f"{folder.name}, burst {number + 1} of {bursts}", done[-1])
+        if record:
+            await _record_traces(corpus, daemon)
+        return done
     finally:
         await daemon.stop()
         shutil.rmtree(run, ignore_errors=True)
@@ -205,14 +229,16 @@ def _ratio(above: float, below: float) -> float | None:
     return round(above / below, 3) if above and below else None
 
 
-def _document(options: argparse.Namespace, corpus: Corpus, cold: Burst, warm: list[Burst], eager: Burst | str) -> dict[str, Any]:
+def _document(
+    options: argparse.Namespace, corpus: Corpus, cold: Burst, warm: list[Burst], traced: Burst, eager: Burst | str
+) -> dict[str, Any]:
     everything = sum(image.tar_bytes for image in corpus.images)
     best = min(warm, key=lambda burst: burst.block.wall_s)
     faster = fewer = None
     if isinstance(eager, Burst):
         faster = _ratio(eager.block.wall_s, cold.block.wall_s)
         fewer = round((1 - cold.written.most / eager.written.least) * 100, 2) if eager.written.least else None
-    failures = sum(burst.block.failures for burst in (cold, *warm))
+    failures = sum(burst.block.failures for burst in (cold, traced, *warm))
     return {
         "n": options.sandboxes,
         "concurrency": options.concurrency,
@@ -223,6 +249,7 @@ def _document(options: argparse.Namespace, corpus: Corpus, cold: Burst, warm: li
         "dsec": {
             "cold": cold.to_json(everything, ours=True),
             "warm": best.to_json(everything, ours=True),
+            "cold_with_traces": traced.to_json(everything, ours=True),
             "how": "libdsec run_container, exec of the job, stop",
         }
         | {"warm_wall_s_by_round": [round(burst.block.wall_s, 2) for burst in warm]},
