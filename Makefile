@@ -40,7 +40,7 @@ fmt: ## put the code into its form
 	@$(PY) -m ruff format -q .
 	@clang-format -i $(C_SOURCES)
 
-bench: ## create, exec and streams, with the peers in the same run; one JSON object each
+bench: ## what sandboxes and environments cost, with the peers in the same run; one JSON object each
 	@scripts/setup.sh bench
 	@$(PY) -m benchmarks $(ARGS)
 

@@ -140,19 +140,29 @@ class Corpus(msgspec.Struct, frozen=True, kw_only=True):
 def made_corpus(
     count: int, *, quick: bool = False, least_mb: int = LEAST_MB, compression: Compression = "zstd", cache: Path = CACHE
 ) -> Corpus:
-    """`count` images of at least `least_mb`; made if the cache lacks them. `quick`: small ones, which need little of the registries."""
-    parameters = f"{quick} {ROOTS} {QUICK_ROOTS} {WHEELS} {LIBRARIES} {TESTS} {_JOB}"
+    """`count` images of at least `least_mb`; made if the cache lacks them. `quick`: small ones, which need little of the registries.
+
+    They are the first of a larger number where the cache has that.
+    """
+    parameters = f"{ROOTS} {QUICK_ROOTS} {WHEELS} {LIBRARIES} {TESTS} {_JOB}"
     key = hashlib.sha256(parameters.encode()).hexdigest()[:8]
     least_mb = 0 if quick else least_mb
-    folder = cache / f"corpus-{least_mb}-{count}-{compression}-{key}"
-    record = folder / "corpus.json"
-    if not record.exists():
-        for old in cache.glob(f"{folder.name.removesuffix(key)}*"):
+    made = {int(path.name.split("-")[2]): path for path in cache.glob(f"corpus-{least_mb}-*-{compression}-{key}") if _record(path).exists()}
+    enough = [number for number in made if number >= count]
+    if enough:
+        folder = made[min(enough)]
+    else:
+        for old in cache.glob(f"corpus-{least_mb}-*-{compression}-*"):
             shutil.rmtree(old)
+        folder = cache / f"corpus-{least_mb}-{count}-{compression}-{key}"
         folder.mkdir(parents=True)
         images = _make(ImageLayout(folder / "layout"), count, least_mb, compression, cache)
-        record.write_bytes(msgspec.json.format(msgspec.json.encode(images), indent=1))
-    return Corpus(folder=str(folder), images=msgspec.json.decode(record.read_bytes(), type=list[Image]))
+        _record(folder).write_bytes(msgspec.json.format(msgspec.json.encode(images), indent=1))
+    return Corpus(folder=str(folder), images=msgspec.json.decode(_record(folder).read_bytes(), type=list[Image])[:count])
+
+
+def _record(folder: Path) -> Path:
+    return folder / "corpus.json"
 
 
 def _make(layout: ImageLayout, count: int, least_mb: int, compression: Compression, cache: Path) -> list[Image]:
