@@ -39,6 +39,8 @@ void rename_process(const struct host *h, const char *name, const char *title) {
 /* What aether makes while init makes its namespaces and /dev: the overlay, the user namespace, the groups to join. */
 enum { OVERLAY, USERNS, JOINS };
 
+#define EDGE_MS 60000 /* how long edge may take for the layers: a store may be slow, and if edge dies the connection ends */
+
 static int init_prepare(struct sandbox *s, int status, struct devices *made, struct trouble *t) {
     int fds[JOINS + MAX_JOINS], count;
     if (setns(s->host->empty_ns, CLONE_NEWNS) < 0 || unshare(CLONE_NEWNS | CLONE_NEWUTS) < 0 || ahead_enter(&s->ahead) < 0)
@@ -127,12 +129,27 @@ static int socket_bind(struct sandbox *s, struct trouble *t) {
     return 0;
 }
 
+/* Where LAUNCH names no layers, edge is still mounting them, or making the scratch folder: it says when they are there. */
+static int layers_await(struct sandbox *s, struct trouble *t) {
+    struct inbox in = {0};
+    struct frame f;
+    int rc = 0;
+    if (s->spec.layers.count)
+        return 0;
+    if (recv_frame(s->birth, &in, &f, EDGE_MS) < 0 || f.kind != K_LAYERS)
+        rc = fail(t, "internal", NULL, -1, "edge gave the sandbox up before it was made");
+    else
+        rc = spec_layers(&s->spec, &f, t);
+    inbox_free(&in);
+    return rc;
+}
+
 /* In the host's mount namespace, then in the empty one: all that init needs, handed to it. */
 static int parts_make(struct sandbox *s, int status, struct trouble *t) {
     int fds[JOINS + MAX_JOINS];
     if (cgroups_make(s, t) < 0 || (s->userns = userns_make(s->host, s->spec.uid_base, s->spec.uid_count, t)) < 0)
         return -1;
-    if ((fds[OVERLAY] = overlay_make(s, t)) < 0)
+    if (layers_await(s, t) < 0 || (fds[OVERLAY] = overlay_make(s, t)) < 0)
         return -1;
     int rc = 0;
     fds[USERNS] = s->userns;

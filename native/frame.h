@@ -39,6 +39,7 @@ enum kind {
     K_CONNECT = 24,
     K_STOP = 25,
     K_WATCH = 26,
+    K_LAYERS = 27,
 };
 
 enum tag {

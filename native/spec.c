@@ -136,9 +136,19 @@ int spec_parse(struct spec *s, const struct frame *f, struct trouble *t) {
             return fail(t, "invalid_argument", NULL, 0, "LAUNCH field %d is malformed", field.tag);
     if (n < 0)
         return fail(t, "invalid_argument", NULL, 0, "LAUNCH frame is malformed");
-    if (!s->sandbox_id || !s->socket_path || !s->scratch || !s->layers.count || s->uid_base <= 0 || s->uid_count < 1)
-        return fail(t, "invalid_argument", NULL, 0, "LAUNCH lacks SANDBOX_ID, SOCKET_PATH, SCRATCH, LAYER or the uid range");
+    if (!s->sandbox_id || !s->socket_path || !s->scratch || s->uid_base <= 0 || s->uid_count < 1)
+        return fail(t, "invalid_argument", NULL, 0, "LAUNCH lacks SANDBOX_ID, SOCKET_PATH, SCRATCH or the uid range");
     if (s->session_limit <= 0)
         s->session_limit = 1024;
     return 0;
+}
+
+int spec_layers(struct spec *s, const struct frame *f, struct trouble *t) {
+    struct fields fs = fields_of(f);
+    struct field field;
+    int n;
+    while ((n = field_next(&fs, &field)) == 1)
+        if (field.tag == T_LAYER && list_add(&s->layers, &field, TEXT_MAX) < 0)
+            return fail(t, "invalid_argument", NULL, 0, "a LAYER is malformed");
+    return n < 0 || !s->layers.count ? fail(t, "invalid_argument", NULL, 0, "LAYERS is malformed or has none") : 0;
 }

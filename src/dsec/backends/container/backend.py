@@ -9,13 +9,13 @@ import socket
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Final, Protocol
+from typing import Any, Final, Protocol
 
 import structlog
 
 from dsec._native import native_binary
 from dsec.backends.container import wire
-from dsec.backends.container.birth import Host, launch_payload, limits_of
+from dsec.backends.container.birth import Host, launch_payload, layers_payload, limits_of
 from dsec.backends.container.channel import ContainerChannel
 from dsec.backends.container.conversation import connect
 from dsec.backends.container.frames import encode_frame
@@ -193,53 +193,59 @@ class ContainerBackend:
             error.add_note(f"and its removal failed: {left}")
 
     async def _create(self, spec: SandboxSpec) -> ContainerChannel:
-        sandbox_id = spec.sandbox_id
-        layers, scratch = await in_thread(self._prepare, spec)
-        path = self._socket_path(sandbox_id)
-        payload = launch_payload(
-            spec,
-            host=self._host,
-            plan=self._cgroups.plan(sandbox_id, limits_of(spec, self._host)),
-            layers=layers,
-            scratch=str(scratch),
-            socket_path=path,
-            resolv_conf=self._nat.resolv_conf() if spec.args.network == "nat" else None,
-        )
+        # Aether begins meanwhile: it needs layers and scratch late.
+        preparing = asyncio.ensure_future(in_thread(self._prepare, spec))
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK | socket.SOCK_CLOEXEC)
-        watch = self._watch(sandbox_id, ours)
+        watch = self._watch(spec.sandbox_id, ours)
         try:
             with theirs:
-                await self._launcher.launch(payload, theirs)
+                await self._launcher.launch(self._payload(spec), theirs)
+            watch.send(encode_frame(wire.LAYERS, layers_payload(await preparing)))
+            await self._ready(spec, watch)
+        except BaseException:
+            # What is undone next must not still be in the making.
+            await _settled(preparing)
+            await _settled(asyncio.ensure_future(watch.give_up()))
+            raise
+        channel = ContainerChannel(self._socket_path(spec.sandbox_id), watch)
+        self._channels[spec.sandbox_id] = channel
+        return channel
+
+    def _payload(self, spec: SandboxSpec) -> bytes:
+        return launch_payload(
+            spec,
+            host=self._host,
+            plan=self._cgroups.plan(spec.sandbox_id, limits_of(spec, self._host)),
+            scratch=str(self._scratch.folder(spec.sandbox_id)),
+            socket_path=self._socket_path(spec.sandbox_id),
+            resolv_conf=self._nat.resolv_conf() if spec.args.network == "nat" else None,
+        )
+
+    async def _ready(self, spec: SandboxSpec, watch: Watch) -> None:
+        try:
             async with asyncio.timeout(READY_SECONDS):
                 ready = await asyncio.shield(watch.ready)
             if spec.args.network == "nat":
-                await in_thread(self._nat.attach, sandbox_id, spec.range_index, ready.number(wire.T_INIT_PID))
+                await in_thread(self._nat.attach, spec.sandbox_id, spec.range_index, ready.number(wire.T_INIT_PID))
         except TimeoutError:
-            watch.close()
-            raise SandboxFailed(f"{sandbox_id} was not ready in {READY_SECONDS:.0f} s", cause="launch-failed", ran="not-run") from None
+            message = f"{spec.sandbox_id} was not ready in {READY_SECONDS:.0f} s"
+            raise SandboxFailed(message, cause="launch-failed", ran="not-run") from None
         except DSecError as error:
-            watch.close()
             if error.code != DSecError.code and error.cause != "channel-closed":
                 raise
             raise SandboxFailed(error.message, cause="launch-failed", ran="not-run", details=error.details) from error
-        except BaseException:
-            watch.close()
-            raise
-        channel = ContainerChannel(path, watch)
-        self._channels[sandbox_id] = channel
-        return channel
 
-    def _prepare(self, spec: SandboxSpec) -> tuple[list[str], Path]:
+    def _prepare(self, spec: SandboxSpec) -> list[str]:
+        """The layers' mounted roots, from the bottom. The scratch folder is there on return."""
         digests = [layer.rpartition("@")[2] for layer in spec.layers]
         layers = self._layers.acquire(digests, spec.sandbox_id)
         if not spec.snapshot:
             like = Path(layers[-1]) if spec.renewed else None
-            return layers, self._scratch.create(spec.sandbox_id, spec.args.disk_limit_mb << 20, like=like)
-        scratch = self._scratch.folder(spec.sandbox_id)
-        if not scratch.exists():
+            self._scratch.create(spec.sandbox_id, spec.args.disk_limit_mb << 20, like=like)
+        elif not self._scratch.folder(spec.sandbox_id).exists():
             for error in self._branch(spec.snapshot, [spec]).values():
                 raise error
-        return layers, scratch
+        return layers
 
     async def adopt(self, spec: SandboxSpec) -> ContainerChannel | None:
         """None too where another sandbox holds its id range or another generation answers: neither is ours to run commands in."""
@@ -378,3 +384,12 @@ class ContainerBackend:
 
 def _ignore(sandbox_id: str, event: ChannelEvent) -> None:
     """Before `open` there is nobody to tell."""
+
+
+async def _settled(work: asyncio.Future[Any]) -> None:
+    """When it has ended, however; no cancellation cuts this short."""
+    while not work.done():
+        with contextlib.suppress(asyncio.CancelledError):
+            await asyncio.wait([work])
+    if not work.cancelled():
+        work.exception()

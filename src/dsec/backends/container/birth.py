@@ -17,7 +17,7 @@ from dsec.isolation.walls import MASKED, READ_ONLY, SYS_SHOWN, capability_mask, 
 from dsec.resources.plan import CgroupPlan, Limits
 from dsec.resources.uid_ranges import RANGE_IDS, range_base
 
-__all__ = ["Host", "launch_payload", "limits_of", "machine_id"]
+__all__ = ["Host", "launch_payload", "layers_payload", "limits_of", "machine_id"]
 
 SESSION_LIMIT: Final = 1024
 
@@ -67,17 +67,21 @@ def machine_id(spec: SandboxSpec) -> str:
     return hashlib.blake2b(f"{spec.sandbox_id} {spec.generation}".encode(), digest_size=16, person=b"dsec machine id").hexdigest()
 
 
+def layers_payload(layers: Sequence[str]) -> bytes:
+    """The payload of LAYERS: mounted roots from the bottom. The scratch folder has its `upper` and `work` then."""
+    return encode_fields([(wire.T_LAYER, path) for path in layers])
+
+
 def launch_payload(
     spec: SandboxSpec,
     *,
     host: Host,
     plan: CgroupPlan,
-    layers: Sequence[str],
     scratch: str,
     socket_path: str,
     resolv_conf: str | None = None,
 ) -> bytes:
-    """`layers` are mounted roots from the bottom, `scratch` the folder with `upper` and `work`."""
+    """Without layers: `layers_payload` follows on the birth connection when they, and what is in `scratch`, are there."""
     limits = limits_of(spec, host)
     base = range_base(spec.range_index)
     fields: list[tuple[int, FieldValue]] = [
@@ -92,7 +96,6 @@ def launch_payload(
         (wire.T_CWD, spec.workdir),
         (wire.T_SESSION_LIMIT, SESSION_LIMIT),
     ]
-    fields += [(wire.T_LAYER, path) for path in layers]
     fields += [(wire.T_ENV, f"{name}={value}") for name, value in spec.env.items()]
     fields += [(wire.T_CGROUP_DIR, path) for path in plan.dirs]
     fields += [(wire.T_CGROUP_WRITE, f"{path}\0{value}") for path, value in plan.writes]

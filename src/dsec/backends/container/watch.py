@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import socket
 from collections.abc import Callable
 from typing import Final
@@ -17,6 +18,7 @@ from libdsec.errors import DSecError
 
 __all__ = ["Watch"]
 
+GIVE_UP_SECONDS: Final = 5.0
 _EVENT_NAMES: Final = {wire.EVENT_INIT_DIED: "init-died", wire.EVENT_OOM: "oom", wire.EVENT_SESSION_ENDED: "session-ended"}
 
 
@@ -57,6 +59,18 @@ class Watch(Conversation):
         else:
             raise MalformedFrame(f"kind {kind} has no place on a watch connection")
 
+    async def give_up(self) -> None:
+        """Nobody wants what is being born. Returns when aether has undone it, or has come so far that it can be stopped; closed then.
+
+        To be used before READY was seen. An aether that does neither in some seconds is left to whoever removes what there is of it.
+        """
+        self._on_event = _unheard
+        if not self.closed:
+            with contextlib.suppress(OSError):
+                self._sock.shutdown(socket.SHUT_WR)
+            await asyncio.wait([self.ready], timeout=GIVE_UP_SECONDS)
+        self.close()
+
     def _end(self, what: str) -> None:
         self.lose(channel_closed(what, "unknown"))
 
@@ -67,3 +81,7 @@ class Watch(Conversation):
                 future.exception()  # Marks it as seen, since nobody may be waiting.
         if self._announced:
             self._on_event(ChannelEvent("closed", error.message))
+
+
+def _unheard(event: ChannelEvent) -> None:
+    """Of a birth that was given up."""

@@ -39,7 +39,8 @@ FILE_REPLY: Final = 23
 CONNECT: Final = 24
 STOP: Final = 25
 WATCH: Final = 26
-LAST_KIND: Final = 26
+LAYERS: Final = 27
+LAST_KIND: Final = 27
 
 T_SANDBOX_ID: Final = 1
 T_GENERATION: Final = 2
