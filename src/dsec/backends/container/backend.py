@@ -8,6 +8,8 @@ import os
 import socket
 import time
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any, Final, Protocol
 
@@ -21,7 +23,7 @@ from dsec.backends.container.conversation import connect
 from dsec.backends.container.frames import encode_frame
 from dsec.backends.container.launcher import Launcher
 from dsec.backends.container.removal import Remains, stop
-from dsec.backends.container.threads import ahead_of_others, in_thread
+from dsec.backends.container.threads import ahead_of_others, in_pool, in_thread
 from dsec.backends.container.watch import Watch
 from dsec.backends.protocol import Capabilities, ChannelEvent, EventCallback, SandboxSpec, Usage
 from dsec.environments.scratch import ScratchCapabilities
@@ -37,6 +39,8 @@ from libdsec.schema import BackendName, ContainerRunArgs
 __all__ = ["ContainerBackend", "Layers", "ScratchFolders"]
 
 READY_SECONDS: Final = 30.0
+COPIES_AT_ONCE: Final = 4
+"""Snapshots being taken: what is written out for one takes as long as its disk does."""
 MIN_MEMORY_MB: Final = 8
 MIN_PIDS: Final = 4
 MIN_CPU_CORES: Final = 0.01
@@ -86,6 +90,7 @@ class ContainerBackend:
         self._ranges = UidRanges(run)
         self._launcher = Launcher(binary or native_binary(), run / "launcher.log", self._cgroups.daemons_dir)
         self._host = Host(len(os.sched_getaffinity(0)), os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
+        self._copies = ThreadPoolExecutor(COPIES_AT_ONCE, thread_name_prefix="dsec-copy")
         self._channels: dict[str, ContainerChannel] = {}
         self._paused: set[str] = set()
         self._on_event: EventCallback = _ignore
@@ -110,6 +115,7 @@ class ContainerBackend:
         await in_thread(self._close)
 
     def _close(self) -> None:
+        self._copies.shutdown()
         self._ranges.close()
         self._nat.retire()
         self._cgroups.retire()
@@ -289,7 +295,7 @@ class ContainerBackend:
     async def snapshot(self, spec: SandboxSpec, name: str, *, branchable: bool) -> float:
         if not self._can_snapshot():
             raise Unsupported("this host cannot take snapshots: its scratch store is not on btrfs, or it has no cgroup freezer")
-        return await in_thread(self._snapshot, spec, name, branchable)
+        return await in_pool(self._copies, partial(self._snapshot, spec, name, branchable))
 
     def _snapshot(self, spec: SandboxSpec, name: str, branchable: bool) -> float:
         """All that takes long is done before the processes stand and after."""
@@ -321,7 +327,7 @@ class ContainerBackend:
             return (time.monotonic() - began) * 1000
 
     async def branch(self, name: str, specs: Sequence[SandboxSpec]) -> dict[str, Exception]:
-        return await in_thread(self._branch, name, specs)
+        return await in_pool(self._copies, partial(self._branch, name, specs))
 
     def _branch(self, name: str, specs: Sequence[SandboxSpec]) -> dict[str, Exception]:
         return self._scratch.snapshots.branch(name, {spec.sandbox_id: spec.args.disk_limit_mb << 20 for spec in specs})

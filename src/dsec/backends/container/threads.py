@@ -8,9 +8,10 @@ import functools
 import os
 import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import Executor
 from typing import Final, ParamSpec, TypeVar
 
-__all__ = ["ahead_of_others", "in_thread"]
+__all__ = ["ahead_of_others", "in_pool", "in_thread"]
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -23,7 +24,12 @@ async def in_thread(function: Callable[P, T], *args: P.args, **kwargs: P.kwargs)
 
     A thread cannot be stopped: left running, it would make what the undoing of a cancelled birth has just looked for in vain.
     """
-    work = asyncio.get_running_loop().run_in_executor(None, functools.partial(function, *args, **kwargs))
+    return await in_pool(None, functools.partial(function, *args, **kwargs))
+
+
+async def in_pool(pool: Executor | None, function: Callable[[], T]) -> T:
+    """As `in_thread`, in a pool of one's own: for what may take so long that others must not queue behind it."""
+    work = asyncio.get_running_loop().run_in_executor(pool, function)
     try:
         return await asyncio.shield(work)
     except asyncio.CancelledError:
