@@ -107,6 +107,7 @@ class Edge:
             self._lock.acquire()
             on_failure.callback(self._lock.release)
             raise_fd_limit()
+            await core.store.open()
             await core.journal.open()
             on_failure.push_async_callback(core.journal.aclose)
             for backend in core.backends.values():

@@ -35,6 +35,7 @@ SLOW_LOOK_SECONDS: Final = 5.0
 DEAD_LOOKS: Final = 4
 MUTE_LOOKS: Final = 40
 BRING_AT_ONCE: Final = 16
+OPEN_SECONDS: Final = 20.0
 LOOK_LIMIT_SECONDS: Final = 60.0
 
 
@@ -58,6 +59,10 @@ class StoreWatch:
         self._failing_since: float | None = None
         self.status: PackServerStatus | None = None
         """As last seen; None where no server serves."""
+
+    async def open(self) -> None:
+        """Find out how the store is reached, before anybody is served: later nobody should wait for that."""
+        await within_async(OPEN_SECONDS, "which way", lambda: self._access.direct)
 
     # -- asking
 
