@@ -178,6 +178,39 @@ def test_two_nodes_share_a_store(store, base, state_run):
     other.sweep_mounts([])
 
 
+def resident(path):
+    """Bytes of a file that are in memory."""
+    return int(subprocess.run(["fincore", "--bytes", "--noheadings", "--output", "RES", path], check=True, capture_output=True).stdout)
+
+
+@pytest.mark.slow
+def test_a_node_that_never_saw_an_environment_reads_its_metadata_alone(store, tmp_path, state_run):
+    names = []
+    for kind in ("base", "workspace", "toolkit"):
+        tree = tmp_path / kind
+        tree.mkdir()
+        for number in range(20):
+            (tree / f"{kind}-{number}").write_bytes(os.urandom(400_000))
+        build(store, kind, source=f"dir:{tree}", kind=kind, dest=None if kind == "base" else f"/{kind}")
+        names.append(kind)
+    packs = list(store.layers.packs.folder.glob("*.data"))
+    total = sum(path.stat().st_size for path in packs)
+    for path in packs:
+        with path.open("rb") as file:
+            os.fsync(file.fileno())
+            os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+    other = EnvironmentStore(state_run.state / "other", state_run.run / "other", store.layers.root)
+    paths = other.acquire(other.resolve(names).digests, "sb-1")
+    try:
+        assert sum(map(resident, packs)) < total * 0.01
+        copied = sum(path.stat().st_size for path in (state_run.state / "other/layers").iterdir())
+        assert copied < total * 0.02
+        assert len(Path(paths[1], "workspace/workspace-3").read_bytes()) == 400_000
+        assert 0 < sum(map(resident, packs)) < total * 0.2
+    finally:
+        other.sweep_mounts([])
+
+
 def test_an_overlay_takes_a_layer_with_its_whiteouts_and_set_uid_files(store, base, tmp_path):
     """What a sandbox sees does not go by the flags of the layer's own mount."""
     above = tmp_path / "above"
