@@ -8,11 +8,12 @@ from __future__ import annotations
 import contextlib
 import os
 from pathlib import Path
-from typing import Literal
+from typing import Final, Literal, get_args
 
 __all__ = ["Condemned", "Thing"]
 
 Thing = Literal["layer", "pack", "import", "trace"]
+_THINGS: Final[dict[str, Thing]] = {thing: thing for thing in get_args(Thing)}
 
 
 class Condemned:
@@ -45,13 +46,13 @@ class Condemned:
         except FileNotFoundError:
             return None
 
-    def all(self) -> dict[tuple[str, str], float]:
+    def all(self) -> dict[tuple[Thing, str], float]:
         """All marks (kind, digest), and since when they are there."""
-        found: dict[tuple[str, str], float] = {}
+        found: dict[tuple[Thing, str], float] = {}
         for name in os.listdir(self._folder):
             stem, _, kind = name.partition(".")
-            with contextlib.suppress(FileNotFoundError):
-                found[kind, f"sha256:{stem}"] = (self._folder / name).stat().st_mtime
+            with contextlib.suppress(FileNotFoundError, KeyError):
+                found[_THINGS[kind], f"sha256:{stem}"] = (self._folder / name).stat().st_mtime
         return found
 
     def _path(self, kind: Thing, digest: str) -> Path:

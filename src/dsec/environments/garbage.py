@@ -84,7 +84,7 @@ class Garbage:
         store cannot be read whole: then nothing is removed.
         """
         try:
-            with self._alone(not_within_seconds) as mine:
+            with self._alone(not_within_seconds, dry_run) as mine:
                 if not mine:
                     return GarbageReport(skipped=True, dry_run=dry_run)
                 return self._collect(grace_seconds, dry_run, silent_seconds)
@@ -92,7 +92,7 @@ class Garbage:
             raise SandboxFailed(f"the store cannot be read whole: {error}", cause="store-lost", ran="unknown") from error
 
     @contextlib.contextmanager
-    def _alone(self, not_within_seconds: float) -> Iterator[bool]:
+    def _alone(self, not_within_seconds: float, dry_run: bool) -> Iterator[bool]:
         """The lock's time of change says when the last collection ended."""
         fd = os.open(self._store.root / "garbage.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
@@ -106,8 +106,9 @@ class Garbage:
                 yield False
                 return
             yield True
-            os.pwrite(fd, b"1", 0)
-            os.utime(fd)
+            if not dry_run:
+                os.pwrite(fd, b"1", 0)
+                os.utime(fd)
         finally:
             os.close(fd)
 
@@ -121,7 +122,7 @@ class Garbage:
         unused, report.unreadable = self._look(now, silent)
         if not dry_run:
             for kind, digest in marks.keys() - unused:
-                condemned.pardon(kind, digest)  # type: ignore[arg-type]
+                condemned.pardon(kind, digest)
             for kind, digest in unused - marks.keys():
                 condemned.mark(kind, digest)
         fresh = {thing for thing in unused if thing not in marks}
@@ -211,7 +212,7 @@ class Garbage:
         if thing[0] not in ("pack", "import"):
             return True
         times = [path.stat().st_mtime for path in self._paths(thing) if path.exists()]
-        return not times or now - max(times[0], 0.0) >= grace
+        return not times or now - times[0] >= grace
 
     def _size(self, thing: tuple[Thing, str]) -> int:
         total = 0
