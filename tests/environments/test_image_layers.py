@@ -150,6 +150,24 @@ def test_whiteouts_and_opaque_folders_hide_across_layers_that_stay_apart(both):
     assert (many / "twice").read_bytes() == b"back"
 
 
+def test_whiteouts_are_for_the_layers_below_and_know_no_links_of_their_own(both):
+    one, many = both(
+        [folder("lib"), file("lib/x"), file("usr/lib/x"), file("usr/lib/y"), folder("was/full"), symlink("up", "usr/lib")],
+        [
+            symlink("lib", "usr/lib"), file("lib/.wh.x"),  # of the folder that was here, not of where the link leads
+            file("was", b"file"), folder("was"), file("was/new"),  # the file had hidden what was there
+            file("up/.wh.y"), file("usr/lib/y", b"kept"),  # by another way the same place: the layer's own file stays
+            file(".wh.gone"), file("gone/deep/.wh.x"), file("never/.wh.x"),
+        ],
+    )  # fmt: skip
+    same(one, many)
+    assert sorted(os.listdir(one / "usr/lib")) == ["x", "y"]
+    assert (one / "usr/lib/y").read_bytes() == b"kept"
+    assert os.listdir(one / "was") == ["new"]
+    assert not (one / "gone").exists()
+    assert not (one / "never").exists()
+
+
 def test_an_opaque_root_hides_all_that_is_below(both):
     one, many = both(
         [file("a"), folder("d"), file("d/old")],

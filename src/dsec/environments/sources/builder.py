@@ -62,8 +62,8 @@ class TreeBuilder:
         self.root = folder()
         self._layered = layered
         self._found: dict[bytes, tuple[Node, int]] = {}
-        self._hidden: list[tuple[Node, bytes]] = []
-        self._opaque: list[Node] = []
+        self._hidden: list[list[bytes]] = []
+        self._opaque: set[Node] = set()
         self._count = 0
         if layered:
             self._imply(self.root, PARENT)
@@ -167,6 +167,8 @@ class TreeBuilder:
             return
         elif there.children is not None or stat.S_ISLNK(there.mode):
             self._found.clear()
+        if self._layered and there is not None and node.children is not None:
+            self._opaque.add(node)  # what took the name first has hidden all that is below
         parent.children[parts[-1]] = node
 
     def _dress(self, there: Node, node: Node) -> None:
@@ -199,26 +201,45 @@ class TreeBuilder:
         parts = split(name)
         if not parts:
             refuse(name, "would remove the root")
-        self._hidden.append((self._parent(parts, name)[0], parts[-1]))
+        self._hide(name, parts)
 
     def hide_all_in(self, name: bytes) -> None:
         """What the layers below have in the folder is not to be seen."""
-        parts = split(name)
-        self._opaque.append(self._parent([*parts, b""], name)[0])
+        self._hide(name, [*split(name), b""])
+
+    def _hide(self, name: bytes, parts: list[bytes]) -> None:
+        self._count += 1
+        if self._count > _NODES_LIMIT or len(parts) > _DEPTH_LIMIT:
+            refuse(name, "is one whiteout too many")
+        self._hidden.append(parts)
 
     def finish(self) -> Node:
         """The tree; nothing may be put in it any more."""
-        for parent, leaf in self._hidden:
-            assert parent.children is not None
-            there = parent.children.get(leaf)
-            if there is None:
-                parent.children[leaf] = whiteout()
-            elif there.children is not None:
-                there.xattrs.pop(BELOW, None)  # what was there goes with its owner and mode
-                self._opaque.append(there)
+        for parts in sorted(self._hidden, key=len):
+            self._place_whiteout(parts)
         for node in self._opaque:
             node.xattrs[OPAQUE] = b"y"
         return self.root
+
+    def _place_whiteout(self, parts: list[bytes]) -> None:
+        """By its path alone: links of this layer are none to those below it, and what this layer has in the way hides all anyway."""
+        place = self.root
+        for part in parts[:-1]:
+            children = place.children
+            assert children is not None
+            if (there := children.get(part)) is None:
+                there = children[part] = self._imply(folder(), PARENT)
+            if there.children is None or there in self._opaque:
+                return
+            place = there
+        assert place.children is not None
+        if not parts[-1]:
+            self._opaque.add(place)
+        elif (there := place.children.get(parts[-1])) is None:
+            place.children[parts[-1]] = whiteout()
+        elif there.children is not None:
+            there.xattrs.pop(BELOW, None)  # what was there goes with its owner and mode
+            self._opaque.add(there)
 
 
 def _check_xattrs(name: bytes, node: Node) -> None:

@@ -34,6 +34,8 @@ class _Grounding:
         self._links: dict[Node, list[tuple[_Path, Node]]] = {}
         self._moved = False
         self._hiding: set[Node] = set()
+        self._objections: list[tuple[bytes, str]] = []
+        """Members that can have no place, unless something is moved yet that gives them one."""
 
     def done(self) -> Node:
         root = self._tree
@@ -45,13 +47,16 @@ class _Grounding:
             self._moved = False
             self._links.clear()
             self._hiding = _only_hiding(root)
+            self._objections.clear()
             waiting: list[tuple[Node, _Path, bool]] = [(root, (), False)]
             while waiting:
                 waiting += self._visit(*waiting.pop())
             if not self._moved:
                 break
         else:
-            refuse(b"", "lies below a link that leads nowhere")
+            self._objections.append((b"", "lies below links that never end"))
+        if self._objections:
+            refuse(*self._objections[0])
         for placeholder, places in self._links.items():
             self._join(placeholder, places)
         return root
@@ -86,7 +91,8 @@ class _Grounding:
                     self._move(children, name, node, place, found)
                     continue
                 if found is None and node.xattrs[BELOW] == MUST_EXIST:
-                    refuse(b"/".join(place), "lies below a link that leads nowhere")
+                    self._objections.append((b"/".join(place), "lies below a link that leads nowhere"))
+                    continue
                 self._take_over(node, found)
             folders.append((node, place, hidden or OPAQUE in node.xattrs))
         return folders
@@ -104,10 +110,12 @@ class _Grounding:
     def _move(self, children: dict[bytes, Node], name: bytes, node: Node, place: _Path, found: Node) -> None:
         """It is a link below: what was put in it belongs where that leads."""
         if not stat.S_ISLNK(found.mode):
-            refuse(b"/".join(place), "lies below something that is no folder")
+            self._objections.append((b"/".join(place), "lies below something that is no folder"))
+            return
         target = self._below.follow(place)
         if target is None or target[1].children is None:
-            refuse(b"/".join(place), "lies below a link that leads nowhere")
+            self._objections.append((b"/".join(place), "lies below a link that leads nowhere"))
+            return
         del children[name]
         parent = self._tree
         for part in target[0]:
@@ -179,16 +187,25 @@ def _children(node: Node) -> dict[bytes, Node]:
 
 
 def _pour(source: Node, target: Node) -> None:
-    """What is in one folder goes into another, and what is there too but a folder in both gives way."""
+    """What is in one folder goes into another. What is there too gives way, but to whiteouts, which are for the layers below alone."""
     waiting = [(source, target)]
     while waiting:
         above, into = waiting.pop()
         for name, node in _children(above).items():
             there = _children(into).get(name)
-            if there is not None and there.children is not None and node.children is not None:
+            if there is None:
+                _children(into)[name] = node
+            elif node.children is None or there.children is None:
+                hiding, kept = (node, there) if is_whiteout(node) else (there, node)
+                _children(into)[name] = kept
+                if is_whiteout(hiding) and kept.children is not None:
+                    kept.xattrs.pop(BELOW, None)
+                    kept.xattrs[OPAQUE] = b"y"
+            else:
+                opaque = OPAQUE in node.xattrs or OPAQUE in there.xattrs
                 if BELOW not in node.xattrs:
                     there.mode, there.uid, there.gid, there.mtime_ns = node.mode, node.uid, node.gid, node.mtime_ns
                     there.xattrs = node.xattrs
+                if opaque:
+                    there.xattrs[OPAQUE] = b"y"
                 waiting.append((node, there))
-            else:
-                _children(into)[name] = node
