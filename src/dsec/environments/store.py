@@ -80,7 +80,7 @@ class LayerStore:
     def digest_of(self, reference: Reference, *, field: str = "environment") -> str:
         """What the reference means now. NotFound if there is no such tag or layer; SandboxFailed(cause="store-lost") for a damaged tag."""
         if reference.digest is None:
-            return self.tags.history(reference, field=field)[-1].digest
+            return self.tags.current(reference, field=field)
         if not self.folder(reference.digest).is_dir():
             raise NotFound(f"{field}: no layer {reference.digest} is in the store", field=field)
         return reference.digest

@@ -46,11 +46,20 @@ class Tags:
 
         NotFound if there is no such tag; SandboxFailed(cause="store-lost") if its file is damaged.
         """
+        return [_parse(line, str(reference), field) for line in self._lines(reference, field)]
+
+    def current(self, reference: Reference, *, field: str = "environment") -> str:
+        """The digest that the tag means now. Fails as `history` does."""
+        return _parse(self._lines(reference, field)[-1], str(reference), field).digest
+
+    def _lines(self, reference: Reference, field: str) -> list[str]:
         try:
-            text = self._file(reference).read_text(errors="replace")
+            lines = self._file(reference).read_text(errors="replace").splitlines()
         except (FileNotFoundError, NotADirectoryError):
             raise NotFound(f"{field}: no environment named {reference.name!r} with tag {reference.tag!r}", field=field) from None
-        return _parse(text, str(reference), field)
+        if not lines:
+            raise _damaged(str(reference), field, "it is empty")
+        return lines
 
     def put(self, reference: Reference, digest: str) -> None:
         """Let the tag mean `digest` from now on."""
@@ -89,7 +98,7 @@ class Tags:
         with contextlib.suppress(FileNotFoundError):
             for reference in self.names():
                 with contextlib.suppress(DSecError):
-                    yield reference, self.history(reference)[-1].digest
+                    yield reference, self.current(reference)
 
     def _file(self, reference: Reference) -> Path:
         return self.root / reference.name.replace("/", "%") / (reference.tag or DEFAULT_TAG)
@@ -104,17 +113,12 @@ class Tags:
             os.close(fd)
 
 
-def _parse(text: str, name: str, field: str) -> list[TagEntry]:
-    entries: list[TagEntry] = []
-    for line in text.splitlines():
-        digest, _, since = line.partition(" ")
-        try:
-            entries.append(TagEntry(check_digest(digest, field=field), float(since or 0)))
-        except (DSecError, ValueError):
-            raise _damaged(name, field, f"{line!r:.100}") from None
-    if not entries:
-        raise _damaged(name, field, "it is empty")
-    return entries
+def _parse(line: str, name: str, field: str) -> TagEntry:
+    digest, _, since = line.partition(" ")
+    try:
+        return TagEntry(check_digest(digest, field=field), float(since or 0))
+    except (DSecError, ValueError):
+        raise _damaged(name, field, f"{line!r:.100}") from None
 
 
 def _damaged(name: str, field: str, why: str) -> SandboxFailed:
