@@ -89,6 +89,36 @@ def test_a_damaged_tag_is_told_and_can_be_replaced_or_removed(store, text):
         store.resolve(["env"])
 
 
+@pytest.mark.parametrize("reference", ["env", "env@sha256:" + "0" * 64])
+def test_an_empty_mount_point_is_not_taken_for_a_store_without_names(store, reference):
+    layer(store, "env", 1)
+    store.layers.root.rename(store.state / "away")
+    store.layers.root.mkdir()
+    try:
+        with pytest.raises(SandboxFailed, match="not mounted") as caught:
+            store.resolve([reference])
+        assert (caught.value.cause, caught.value.ran) == ("store-lost", "not-run")
+    finally:
+        store.layers.root.rmdir()
+        (store.state / "away").rename(store.layers.root)
+    assert store.resolve(["env"])
+
+
+@pytest.mark.parametrize("reference", ["env", "env@sha256:" + "0" * 64])
+def test_a_store_that_gives_errors_is_a_typed_error(store, reference):
+    """A loop of links stands for an input/output error."""
+    for name in ("tags", "layers"):
+        (store.layers.root / name).rmdir()
+        (store.layers.root / name).symlink_to(name)
+    try:
+        with pytest.raises(SandboxFailed) as caught:
+            store.resolve([reference])
+        assert caught.value.cause == "store-lost"
+    finally:
+        for name in ("tags", "layers"):
+            (store.layers.root / name).unlink()
+
+
 def test_removing_by_digest_takes_all_names_and_one_name_only_itself(store):
     digest = layer(store, "one", 1).digest
     layer(store, "two", 1)

@@ -14,7 +14,7 @@ from dsec.environments.names import Reference, check_digest, parse_reference
 from dsec.environments.node import NodeLayers
 from dsec.environments.report import StoreReport, report_store
 from dsec.environments.store import LayerStore
-from dsec.environments.tags import TagEntry
+from dsec.environments.tags import DamagedTag, TagEntry
 from dsec.environments.verify import VerifyReport, verify_store
 from libdsec.errors import Conflict, InvalidArgument, NotFound, SandboxFailed
 from libdsec.schema import EnvironmentInfo
@@ -161,7 +161,7 @@ class EnvironmentStore:
         reference = parse_reference(name, field="name")
         try:
             digest = self.layers.digest_of(reference, field="name")
-        except SandboxFailed:  # a damaged tag has no other use than to be removed
+        except DamagedTag:  # it has no other use than to be removed
             self.layers.tags.remove(reference)
             return
         with self.layers.settled(exclusive=False):

@@ -30,6 +30,7 @@ from dsec.environments.holders import forget_silent, holdings
 from dsec.environments.manifest import decode_manifest
 from dsec.environments.packs.index import data_name, index_name
 from dsec.environments.store import MANIFEST, LayerStore
+from dsec.environments.tags import DamagedTag
 from dsec.environments.unused import Inventory, LayerReferences, find_unused
 from libdsec.errors import NotFound, SandboxFailed
 
@@ -154,7 +155,7 @@ class Garbage:
         for reference in store.tags.names():
             try:
                 roots.add(store.digest_of(reference))
-            except SandboxFailed:
+            except DamagedTag:
                 damaged.append(str(reference))
             except NotFound:
                 pass  # it was removed meanwhile

@@ -78,12 +78,29 @@ class LayerStore:
     # -- names ---------------------------------------------------------------------------------------------------------------------------
 
     def digest_of(self, reference: Reference, *, field: str = "environment") -> str:
-        """What the reference means now. NotFound if there is no such tag or layer; SandboxFailed(cause="store-lost") for a damaged tag."""
-        if reference.digest is None:
-            return self.tags.current(reference, field=field)
-        if not self.folder(reference.digest).is_dir():
-            raise NotFound(f"{field}: no layer {reference.digest} is in the store", field=field)
+        """What the reference means now. NotFound if there is no such tag or layer.
+
+        SandboxFailed(cause="store-lost") for a damaged tag, or a store that is away: where it should be there is no store, or no answer.
+        """
+        try:
+            if reference.digest is None:
+                return self.tags.current(reference, field=field)
+            os.stat(self.folder(reference.digest))
+        except FileNotFoundError:
+            self._require(field)
+            raise NotFound(f"{field}: no layer {reference.digest} is in the store", field=field) from None
+        except NotFound:
+            self._require(field)
+            raise
+        except OSError as error:
+            raise SandboxFailed(f"{field}: the store cannot be read: {error}", field=field, cause="store-lost", ran="not-run") from error
         return reference.digest
+
+    def _require(self, field: str) -> None:
+        """Nobody must take an empty mount point for a store without names. One that was never prepared has no folder at all."""
+        if self.root.is_dir() and not (self.root / "tags").is_dir():
+            why = f"{field}: {self.root} is no store, or its file system is not mounted"
+            raise SandboxFailed(why, field=field, cause="store-lost", ran="not-run")
 
     def set_tag(self, reference: Reference, digest: str) -> None:
         """Let the tag mean a layer that is here. The caller holds `settled`, since before it made sure that the layer is here."""

@@ -19,10 +19,14 @@ from dsec.environments.leases import LeasedFolders
 from dsec.environments.names import DEFAULT_TAG, Reference, check_digest
 from libdsec.errors import DSecError, NotFound, SandboxFailed
 
-__all__ = ["TagEntry", "Tags"]
+__all__ = ["DamagedTag", "TagEntry", "Tags"]
 
 _HISTORY: Final = 256
 """Lines that a tag keeps."""
+
+
+class DamagedTag(SandboxFailed):
+    """What a tag's file holds cannot be what was written there."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +48,7 @@ class Tags:
     def history(self, reference: Reference, *, field: str = "environment") -> list[TagEntry]:
         """All that the tag has meant, the oldest first, at least one.
 
-        NotFound if there is no such tag; SandboxFailed(cause="store-lost") if its file is damaged.
+        NotFound if there is no such tag; DamagedTag if its file is damaged.
         """
         return [_parse(line, str(reference), field) for line in self._lines(reference, field)]
 
@@ -121,5 +125,5 @@ def _parse(line: str, name: str, field: str) -> TagEntry:
         raise _damaged(name, field, f"{line!r:.100}") from None
 
 
-def _damaged(name: str, field: str, why: str) -> SandboxFailed:
-    return SandboxFailed(f"{field}: the tag {name} is damaged: {why}", field=field, cause="store-lost", ran="not-run")
+def _damaged(name: str, field: str, why: str) -> DamagedTag:
+    return DamagedTag(f"{field}: the tag {name} is damaged: {why}", field=field, cause="store-lost", ran="not-run")
