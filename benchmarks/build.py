@@ -41,7 +41,7 @@ def _measure(options: argparse.Namespace) -> dict[str, Any]:
         raise SystemExit("images have owners and devices: run this as root")
     ours: dict[str, dict[str, Any]] = {}
     peers: dict[str, dict[str, Any]] = {}
-    corpora = {name: made_corpus(1, quick=options.quick, least_mb=IMAGE_MB, compression=name) for name in ("gzip", "zstd")}
+    corpora = {name: made_corpus(1, quick=options.quick, least_mb=IMAGE_MB, compression=name) for name in options.compressions.split(",")}
     many = made_corpus(options.images, quick=options.quick)
     with tempfile.TemporaryDirectory(prefix="dsec-bench-", dir="/var/tmp") as work:
         folder = Path(work)
@@ -66,7 +66,7 @@ def _measure(options: argparse.Namespace) -> dict[str, Any]:
         emptied(folder / "many")
         if options.debian_images and not options.quick:
             shared["debian_images"] = _debian_sharing(folder)
-    return _document(options, corpora["zstd"], many, ours, peers, shared)
+    return _document(options, corpora, many, ours, peers, shared)
 
 
 def _best(charges: list[Charge]) -> Charge:
@@ -136,14 +136,15 @@ def _tell(name: str, document: dict[str, Any]) -> None:
 
 def _document(
     options: argparse.Namespace,
-    corpus: Corpus,
+    corpora: dict[str, Corpus],
     many: Corpus,
     ours: dict[str, dict[str, Any]],
     peers: dict[str, dict[str, Any]],
     shared: dict[str, Any],
 ) -> dict[str, Any]:
-    today = peers.get("mkfs_erofs", {}).get("zstd", {}).get("synced_s")
-    faster = round(today / ours["zstd"]["synced_s"], 2) if today else None
+    name, corpus = list(corpora.items())[-1]
+    today = peers.get("mkfs_erofs", {}).get(name, {}).get("synced_s")
+    faster = round(today / ours[name]["synced_s"], 2) if today else None
     return {
         "n": options.rounds,
         "rounds": options.rounds,
@@ -156,8 +157,8 @@ def _document(
         "peers": peers,
         "sharing": shared | {"corpus": many.to_json()},
         "budgets": {
-            "times_faster_than_mkfs": at_least(faster, 2),
-            "peak_rss_mb": at_most(max(ours[name]["peak_rss_mb"] for name in ours), MEMORY_BUDGET_MB, "MB"),
+            f"times_faster_than_mkfs_{name}": at_least(faster, 2),
+            "peak_rss_mb": at_most(max(one["peak_rss_mb"] for one in ours.values()), MEMORY_BUDGET_MB, "MB"),
         },
     }
 
@@ -166,6 +167,7 @@ if __name__ == "__main__":
     parser = arguments(__doc__)
     parser.set_defaults(peers=",".join(PEER_IMPORTS), rounds=2)
     parser.add_argument("--images", type=int, default=20, help="images whose sharing is measured")
+    parser.add_argument("--compressions", default="gzip,zstd", help="of the image's layers; the last one's time is judged")
     parser.add_argument("--debian-images", action=argparse.BooleanOptionalAction, default=True, help="sharing of those too")
     parser.add_argument("--quick", action="store_true", help="small images")
     main("build", measure, parser.parse_args())

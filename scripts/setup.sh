@@ -12,7 +12,7 @@ goal=${1:-run}
 case $goal in
 run) groups="run" ;;
 test) groups="run test" ;;
-bench) groups="run bench" ;;
+bench) groups="run test bench" ;;
 *)
     echo "setup: unknown goal '$goal'; one of run, test, bench" >&2
     exit 2

@@ -51,12 +51,11 @@ def test_fork():
 
 
 def test_build():
-    document = run("build", "--images", "2", "--rounds", "1", "--peers", "mkfs_erofs")
-    for compression in ("gzip", "zstd"):
-        ours = document["dsec"][compression]
-        assert ours["synced_s"] > 0
-        assert ours["again"]["written_mb"] < ours["written_mb"], "what is known is not stored again"
-        assert document["peers"]["mkfs_erofs"][compression]["stored_mb"] > 0
+    document = run("build", "--images", "2", "--rounds", "1", "--peers", "mkfs_erofs", "--compressions", "zstd")
+    ours = document["dsec"]["zstd"]
+    assert ours["synced_s"] > 0
+    assert ours["again"]["written_mb"] < ours["written_mb"], "what is known is not stored again"
+    assert document["peers"]["mkfs_erofs"]["zstd"]["stored_mb"] > 0
     sharing = document["sharing"]
     assert sharing["ratio_to_images"] > 1.5, "two images of the same root"
     assert sharing["stored_mb_after_each"] == sorted(sharing["stored_mb_after_each"])
