@@ -120,7 +120,7 @@ class Garbage:
         condemned = self._store.condemned
         now = self._store.now()
         marks = condemned.all()
-        unused, report.unreadable = self._look(now, silent)
+        unused, report.unreadable = self._look(now, silent, grace)
         if not dry_run:
             for kind, digest in marks.keys() - unused:
                 condemned.pardon(kind, digest)
@@ -132,7 +132,7 @@ class Garbage:
         if due and not dry_run:
             with self._store.settled(exclusive=True):
                 pass
-            unused, report.unreadable = self._look(now, silent)
+            unused, report.unreadable = self._look(now, silent, grace)
             due &= unused
         for thing in unused - due:
             report.waiting += 1
@@ -148,7 +148,7 @@ class Garbage:
         report.builds = len(self._store.building.sweep())
         return report
 
-    def _look(self, now: float, silent: float) -> tuple[set[tuple[Thing, str]], list[str]]:
+    def _look(self, now: float, silent: float, grace: float) -> tuple[set[tuple[Thing, str]], list[str]]:
         store = self._store
         roots: set[str] = set(self._held())
         damaged: list[str] = []
@@ -161,12 +161,17 @@ class Garbage:
                 pass  # it was removed meanwhile
         for holder in holdings(store, now=now, silent_seconds=silent):
             roots |= holder.digests
+        imports: dict[str, str] = {}
+        for tar, layer, used_at in self._imports():
+            imports[tar] = layer
+            if now - used_at < grace:  # a build may be reading it
+                roots.add(layer)
         names = [name for name in os.listdir(store.root / "layers") if len(name) == 64]
         inventory = Inventory(
             layers={f"sha256:{name}": self._refers(f"sha256:{name}") for name in names},
             packs={f"sha256:{name[:64]}" for name in os.listdir(store.packs.folder) if len(name) > 64},
             roots=roots,
-            imports=dict(self._imports()),
+            imports=imports,
             traces={f"sha256:{name[:64]}" for name in os.listdir(store.root / "traces") if len(name) >= 64},
         )
         unused, unreadable = find_unused(inventory)
@@ -186,11 +191,12 @@ class Garbage:
             self._references[digest] = known
         return known
 
-    def _imports(self) -> Iterator[tuple[str, str]]:
+    def _imports(self) -> Iterator[tuple[str, str, float]]:
         folder = self._store.root / "imports"
         for name in os.listdir(folder):
             with contextlib.suppress(FileNotFoundError):
-                yield f"sha256:{name}", (folder / name).read_text(errors="replace").strip()
+                used_at = (folder / name).stat().st_mtime
+                yield f"sha256:{name}", (folder / name).read_text(errors="replace").strip(), used_at
 
     # -- things --------------------------------------------------------------------------------------------------------------------------
 
@@ -209,8 +215,8 @@ class Garbage:
                 return [root / "traces" / f"{plain}.json"]
 
     def _old(self, thing: tuple[Thing, str], now: float, grace: float) -> bool:
-        """Packs and imports are made young by those who are about to refer to them."""
-        if thing[0] not in ("pack", "import"):
+        """Packs are made young by those who are about to refer to them."""
+        if thing[0] != "pack":
             return True
         times = [path.stat().st_mtime for path in self._paths(thing) if path.exists()]
         return not times or now - times[0] >= grace
