@@ -234,3 +234,19 @@ async def test_a_full_store_fails_the_pack_and_leaves_nothing_of_it(small_store,
         await box.sh("rm /t/big; echo small > /t/file")
         again = await box.pack("fits")
         assert await (await node.create(again.name)).sh("ls /t") == "file\n"
+
+
+async def test_a_spoilt_layer_is_not_merged_into_a_good_one(node):
+    box = await node.create()
+    await box.sh("echo one > /t/one")
+    first = await box.pack(node.name())
+    restored = await node.create(first.name)
+    await restored.sh("echo two > /t/two")
+    metadata = node.edge.environments.layers.folder(first.digest) / "metadata.erofs"
+    whole = metadata.read_bytes()
+    metadata.write_bytes(whole.replace(b"one\n", b"bad\n"))
+    info = await node.edge.pack_diff(restored.id, PackRequest(name=node.name()), wait=60)
+    assert (info.state, info.error.code, info.error.cause) == ("failed", "sandbox_failed", "store-lost")
+    metadata.write_bytes(whole)
+    again = await restored.pack(node.name())
+    assert await (await node.create(again.name)).sh("cat /t/one /t/two") == "one\ntwo\n"

@@ -134,6 +134,8 @@ class Packs:
                 raise
         except BaseException as error:
             core.journal.forget_pack(pack.info.op_id)
+            with contextlib.suppress(Overloaded):
+                await core.journal.flush()
             del self._packs[pack.info.op_id]
             pack.refused = error if isinstance(error, DSecError) else DSecError(repr(error), cause="snapshot", ran="not-run")
             pack.over.set()

@@ -95,6 +95,7 @@ class Sweep:
             for name in sorted(await backend.snapshots()):
                 if name not in core.snapshots:
                     core.counters["swept"] += 1
+                    await core.in_thread(core.environments.release, name)
                     await backend.drop_snapshot(name)
             for sandbox_id in sorted(await backend.owned()):
                 if sandbox_id in core.sandboxes:

@@ -7,6 +7,8 @@ are merged with the new one when they are many or small. Only metadata is read a
 from __future__ import annotations
 
 import errno
+import hashlib
+import io
 import os
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
@@ -16,13 +18,13 @@ from typing import Final
 
 from dsec.environments.environment import EnvironmentStore
 from dsec.environments.erofs import read_image
-from dsec.environments.manifest import Configuration, Kind, Manifest
+from dsec.environments.manifest import Configuration, FileDigest, Kind, Manifest
 from dsec.environments.names import Reference
 from dsec.environments.packs import ContentsLost, KnownContents, Packer
 from dsec.environments.packs.limit import limit_packs
 from dsec.environments.publish import publish_tree
 from dsec.environments.residue import RENEWED_RULES, Residue
-from dsec.environments.store import METADATA
+from dsec.environments.store import METADATA, lost
 from dsec.environments.trees.merge import collapse
 from dsec.environments.trees.model import OPAQUE, REDIRECT, Node, Pack, whiteout
 from dsec.environments.trees.walk import keep_overlay_marks, walk
@@ -117,8 +119,7 @@ class _Packing:
             self._hide_left_out(root)
             below, above = self._split()
             packs: dict[str, Pack] = {}
-            earlier = [read_image(self._store.layers.folder(digest) / METADATA, packs) for digest in above]
-            root = collapse([*earlier, root], keep_whiteouts=True)
+            root = collapse([*(self._tree(digest, packs) for digest in above), root], keep_whiteouts=True)
             if self._stop():
                 raise Interrupted
             limit_packs(root, packer, self._store.layers.root / "packs")
@@ -150,6 +151,14 @@ class _Packing:
         if self._plan.kind == "snapshot" and not many and small > self._limits.small_bytes:
             return layers, []
         return layers[:cut], layers[cut:]
+
+    def _tree(self, digest: str, packs: dict[str, Pack]) -> Node:
+        """What is merged gets a new digest, which must not cover up that the store has spoilt it."""
+        manifest = self._store.layers.manifest(digest)
+        data = (self._store.layers.folder(digest) / METADATA).read_bytes()
+        if FileDigest(sha256=hashlib.sha256(data).hexdigest(), size=len(data)) != manifest.identity.metadata:
+            raise lost(manifest.name, digest, "its metadata is not what its digest says")
+        return read_image(io.BytesIO(data), packs)
 
     def _skip(self, path: bytes, status: os.stat_result) -> bool:
         if self._stop():
