@@ -58,9 +58,7 @@ class ContainerChannel:
     async def _request(self, kind: int, payload: bytes, *, fds: bool = False) -> RequestConversation:
         """A conversation whose first frame was sent; the caller reads the answer and closes it."""
         self._require_open()
-        conversation = RequestConversation(
-            self._loop, await connect(self._path), self._path, fds=fds, first=encode_frame(kind, payload)
-        )
+        conversation = RequestConversation(self._loop, await connect(self._path), self._path, fds=fds, first=encode_frame(kind, payload))
         self._open.add(conversation)
         return conversation
 

@@ -70,9 +70,7 @@ class Conversation:
     answer_seconds: ClassVar[float] = 30.0
     """An aether that is alive answers in milliseconds; one that has not by then is taken for dead."""
 
-    def __init__(
-        self, loop: asyncio.AbstractEventLoop, sock: socket.socket, path: str, *, fds: bool = False, first: bytes = b""
-    ) -> None:
+    def __init__(self, loop: asyncio.AbstractEventLoop, sock: socket.socket, path: str, *, fds: bool = False, first: bytes = b"") -> None:
         self._loop = loop
         self._sock = sock
         self._fd = sock.fileno()
@@ -221,9 +219,7 @@ class Conversation:
 class RequestConversation(Conversation):
     """A conversation read frame by frame. The queue is bounded: a peer that sends more than is read waits in its own send."""
 
-    def __init__(
-        self, loop: asyncio.AbstractEventLoop, sock: socket.socket, path: str, *, fds: bool = False, first: bytes = b""
-    ) -> None:
+    def __init__(self, loop: asyncio.AbstractEventLoop, sock: socket.socket, path: str, *, fds: bool = False, first: bytes = b"") -> None:
         super().__init__(loop, sock, path, fds=fds, first=first)
         self._frames: deque[Frame] = deque()
         self._waiter: asyncio.Future[None] | None = None
