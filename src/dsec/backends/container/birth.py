@@ -77,11 +77,15 @@ def launch_payload(
     *,
     host: Host,
     plan: CgroupPlan,
+    layers: Sequence[str],
     scratch: str,
     socket_path: str,
     resolv_conf: str | None = None,
 ) -> bytes:
-    """Without layers: `layers_payload` follows on the birth connection when they, and what is in `scratch`, are there."""
+    """`layers` are mounted roots from the bottom, `scratch` the folder with `upper` and `work`.
+
+    Without layers, `layers_payload` follows on the birth connection when they, and what is in `scratch`, are there.
+    """
     limits = limits_of(spec, host)
     base = range_base(spec.range_index)
     fields: list[tuple[int, FieldValue]] = [
@@ -96,6 +100,7 @@ def launch_payload(
         (wire.T_CWD, spec.workdir),
         (wire.T_SESSION_LIMIT, SESSION_LIMIT),
     ]
+    fields += [(wire.T_LAYER, path) for path in layers]
     fields += [(wire.T_ENV, f"{name}={value}") for name, value in spec.env.items()]
     fields += [(wire.T_CGROUP_DIR, path) for path in plan.dirs]
     fields += [(wire.T_CGROUP_WRITE, f"{path}\0{value}") for path, value in plan.writes]
