@@ -70,8 +70,8 @@ LIBRARIES: Final = {
 
 TESTS: Final = [
     ("idna", "3.20", "tests.test_intranges"),
-    ("markdown", "3.11.3", "tests.test_meta"),
-    ("mistune", "3.4.0", "tests.test_misc"),
+    ("markdown", "3.11.3", "tests.test_syntax.blocks.test_headers"),
+    ("mistune", "3.4.0", "tests.test_hooks"),
     ("pycparser", "3.12", "tests.test_c_lexer"),
     ("simplejson", "4.3.0", "simplejson.tests.test_decode"),
     ("docutils", "0.23", "test.test_nodes"),
