@@ -100,6 +100,7 @@ class Store:
                 os.close(struct.unpack_from("<Q", body)[0])
                 return b""
             case 27:
+                self.wait(0)
                 return struct.pack("<QII", 0, 0, 0)
             case 28:
                 return self.list(node, *struct.unpack_from("<QQI", body)[1:])

@@ -12,7 +12,7 @@ import pytest
 from layers import environments_at, make_layer
 
 from dsec.environments import EnvironmentStore
-from dsec.environments.blobcache import LOCAL_KINDS, parse_size, parse_way
+from dsec.environments.blobcache import LOCAL_KINDS, kind_of, parse_size, parse_way
 from dsec.environments.readahead import BULK_KB
 from libdsec import DSecClient, DSecContainerRunArgs
 
@@ -95,6 +95,17 @@ def test_which_way_is_taken(tmp_path):
     assert way(cache_bytes=64 * MIB) == "server"
     assert way(way="server") == "server"
     assert way(way="direct", cache_bytes=64 * MIB) == "direct"
+
+
+def test_links_are_followed_to_where_the_store_is(tmp_path):
+    (tmp_path / "real").mkdir()
+    (tmp_path / "link").symlink_to("real")
+    (tmp_path / "far").symlink_to(tmp_path / "link/../link")
+    (tmp_path / "proc").symlink_to("/proc/self/fd/..")
+    assert kind_of(tmp_path / "far/packs") == kind_of(tmp_path)
+    assert kind_of(tmp_path / "proc/packs") == "proc"
+    (tmp_path / "loop").symlink_to("loop")
+    assert kind_of(tmp_path / "loop/packs") in LOCAL_KINDS
 
 
 @pytest.mark.root

@@ -232,3 +232,28 @@ async def test_the_death_of_the_whole_server_costs_its_sandboxes_and_no_more(tro
                 return False
 
         await until(again, "a new server serves")
+
+
+async def test_a_node_goes_down_while_its_store_hangs(state_run, store, start_node):
+    node = start_node(state_run, store.target, "--store-patience", "60")
+    try:
+        async with DSecClient(node.url) as client:
+            sandbox = await client.run_container(wanted())
+            await sandbox.run_shell("cat /bin/busybox >/dev/null")
+            access = EnvironmentStore(state_run.state, state_run.run, store.target).access
+            store.tell("stall 1")
+            reading = asyncio.ensure_future(sandbox.run_shell("cat /data0 >/dev/null"))
+            await until(lambda: asyncio.to_thread(lambda: access.status().waiting > 0), "it reads")
+            begun = time.monotonic()
+            node.process.kill()
+            node.process.wait()
+            assert (await asyncio.to_thread(node.dsec, "down")).returncode == 0
+            assert time.monotonic() - begun < 30
+            assert not access.mounted()
+            reading.cancel()
+            await asyncio.gather(reading, return_exceptions=True)
+    finally:
+        store.tell("stall 0")
+        node.process.kill()
+        node.process.wait()
+        assert (await asyncio.to_thread(node.dsec, "down")).returncode == 0

@@ -33,9 +33,14 @@ SOCKET = "dsec.sock"
 STOP_SECONDS = 60
 STOPS_AT_ONCE = 16
 MIN_CACHE_BYTES = 16 << 20
+DOWN_PATIENCE = 3.0
 ENDED = ("stopped", "failed")
 
-StoreOption = Annotated[Path | None, typer.Option("--store", envvar="DSEC_STORE", help="Shared store of layers; by default STATE/store.")]
+# No look at the path: the command must work where the store hangs.
+StoreOption = Annotated[
+    Path | None,
+    typer.Option("--store", envvar="DSEC_STORE", parser=Path, metavar="PATH", help="Shared store of layers; by default STATE/store."),
+]
 ScratchOption = Annotated[
     Path | None, typer.Option("--scratch", envvar="DSEC_SCRATCH", help="Folder for sandboxes' writes, on btrfs; by default STATE/scratch.")
 ]
@@ -159,11 +164,12 @@ async def _stop_all(edge: Edge) -> None:
     await asyncio.gather(*(stop(info.sandbox_id) for info in await edge.list() if info.state not in ENDED))
 
 
-def _unmount_all(folders: _Folders, scratch: Path | None) -> None:
+def _unmount_all(folders: _Folders, scratch: Path | None, *, tells_store: bool = True) -> None:
     """What only live sandboxes need: the layers' mounts and the scratch image's."""
-    from dsec.environments import EnvironmentStore, ScratchStore
+    from dsec.environments import EnvironmentStore, ScratchStore, StoreSettings
 
-    environments = EnvironmentStore(folders.state, folders.run, folders.store)
+    environments = EnvironmentStore(folders.state, folders.run, folders.store, settings=StoreSettings(patience_seconds=DOWN_PATIENCE))
+    environments.node.tells_store = tells_store
     environments.sweep_mounts(())
     environments.close()
     ScratchStore(folders.state, folders.run, path=scratch).close(unmount=True)
@@ -300,11 +306,13 @@ def _end_server(pid: int, run: Path) -> None:
         os.close(pidfd)
 
 
-async def _end_sandboxes(folders: _Folders, scratch: Path | None) -> int:
-    """Take up what is left, stop it, let go; how many there were."""
+async def _end_sandboxes(folders: _Folders, scratch: Path | None, *, tells_store: bool) -> int:
+    """Take up what is left, stop it, let go; how many there were. A store that is away is not waited for."""
     from dsec.edge import build_edge
+    from dsec.environments import StoreSettings
 
-    edge = build_edge(folders, scratch=scratch)
+    edge = build_edge(folders, scratch=scratch, packs=StoreSettings(patience_seconds=DOWN_PATIENCE))
+    edge.environments.node.tells_store = tells_store
     await edge.open()
     try:
         live = await _live(edge)
@@ -324,6 +332,8 @@ def _down(
     """End this machine's server if one runs, stop all its sandboxes, unmount everything. Environments and records stay."""
     import uvloop
 
+    from dsec.environments.blobcache import store_answers
+
     folders = _Folders(state, run, store)
     try:
         _need_root()
@@ -333,8 +343,9 @@ def _down(
             _end_server(pid, run)
         stopped = 0
         if run.exists() and state.exists():
-            stopped = uvloop.run(_end_sandboxes(folders, scratch))
-            _unmount_all(folders, scratch)
+            tells_store = store_answers(store or state / "store", DOWN_PATIENCE)
+            stopped = uvloop.run(_end_sandboxes(folders, scratch, tells_store=tells_store))
+            _unmount_all(folders, scratch, tells_store=tells_store)
             with contextlib.suppress(FileNotFoundError):
                 (run / SOCKET).unlink()
     except DSecError as error:

@@ -28,13 +28,23 @@ from typing import Any, Final, Literal, cast, get_args
 import msgspec
 
 from dsec._native import NativeBinaryMissing, native_binary
-from dsec.environments.deadlines import within
 from dsec.environments.manifest import PackUse
 from dsec.kernel.mountinfo import mount_at, mount_over
 from dsec.kernel.mounts import unmount
 from libdsec.errors import SandboxFailed
 
-__all__ = ["LOCAL_KINDS", "PackAccess", "PackEvent", "PackReads", "PackServerStatus", "StoreSettings", "parse_size", "parse_way"]
+__all__ = [
+    "LOCAL_KINDS",
+    "PackAccess",
+    "PackEvent",
+    "PackReads",
+    "PackServerStatus",
+    "StoreSettings",
+    "kind_of",
+    "parse_size",
+    "parse_way",
+    "store_answers",
+]
 
 LOCAL_KINDS: Final = frozenset(
     {"bcachefs", "btrfs", "erofs", "ext2", "ext3", "ext4", "f2fs", "jfs", "overlay", "ramfs", "squashfs", "tmpfs", "xfs", "zfs"}
@@ -42,6 +52,7 @@ LOCAL_KINDS: Final = frozenset(
 """File systems whose reads end: the disk answers, or its driver gives up."""
 
 _ASK_SECONDS: Final = 5.0
+_STEPS_MAX: Final = 200
 _START_SECONDS: Final = 20.0
 _END_SECONDS: Final = 5.0
 _KNOW_AT_ONCE: Final = 256
@@ -167,13 +178,8 @@ class PackAccess:
         return self.direct and self.kind() not in LOCAL_KINDS
 
     def kind(self) -> str:
-        """The store's file system. No call goes to it but to follow symbolic links, and that in time."""
-        try:
-            path = within(_ASK_SECONDS, "where it is", lambda: os.path.realpath(self._packs))
-        except TimeoutError:
-            path = os.path.abspath(self._packs)
-        mount = mount_over(path)
-        return mount.kind if mount is not None else ""
+        """The store's file system, asking it nothing."""
+        return kind_of(self._packs)
 
     def device(self, digest: str) -> Path:
         """The file to give to EROFS for the pack `sha256:<hex>`. Starts the server where one is needed and none serves."""
@@ -305,6 +311,49 @@ class PackAccess:
     def trace(self, packs: list[str]) -> Any:
         """What was read of `packs` and in what order, as plain data. OSError where no server answers."""
         return msgspec.json.decode(self._ask(" ".join(["trace", *(pack.removeprefix("sha256:") for pack in packs)])))
+
+
+def kind_of(path: Path) -> str:
+    """The kind of file system that holds `path`, by the mount table. Nothing that is not on a local disk is looked at.
+
+    A look may hang, and a process that has a thread hanging in a file system cannot end.
+    """
+    left = os.path.abspath(path).split("/")[:0:-1]
+    at, kind = "/", ""
+    for _ in range(_STEPS_MAX):
+        mount = mount_over(at)
+        kind = mount.kind if mount is not None else ""
+        if kind not in LOCAL_KINDS or not left:
+            break
+        if (step := left.pop()) in ("", "."):
+            continue
+        if step == "..":
+            at = os.path.dirname(at)
+            continue
+        beyond = mount_over(os.path.join(at, step))
+        if beyond is not None and beyond.kind in LOCAL_KINDS and os.path.islink(os.path.join(at, step)):
+            target = os.readlink(os.path.join(at, step))
+            at = "/" if target.startswith("/") else at
+            left += target.split("/")[::-1]
+            continue
+        at = os.path.join(at, step)
+    return kind
+
+
+def store_answers(store: Path, seconds: float) -> bool:
+    """Whether a listing of it comes in time.
+
+    It is asked by a process of its own: one that has a thread hanging in a file system cannot end until that answers.
+    """
+    if kind_of(store) in LOCAL_KINDS:
+        return True
+    process = subprocess.Popen(["ls", str(store)], stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    try:
+        process.wait(seconds)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        return False
+    return True
 
 
 def parse_way(text: str) -> Way:

@@ -63,6 +63,8 @@ class NodeLayers:
         self._replayed: set[str] = set()
         self._ready = False
         self.holding = Holding(store, state)
+        self.tells_store = True
+        """A sweep tells the store what is used here. Not where the store hangs and who sweeps is to end."""
 
     # -- who uses what -------------------------------------------------------------------------------------------------------------------
 
@@ -166,7 +168,8 @@ class NodeLayers:
                 self._unmount(digest)
         # a store that is away keeps nobody from acquiring what is mounted; the next sweep tells it
         with contextlib.suppress(SandboxFailed):
-            self._settle()
+            if self.tells_store:
+                self._settle()
         return gone
 
     def _settle(self) -> None:
