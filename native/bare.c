@@ -62,12 +62,25 @@ __attribute__((noreturn, noinline, used, no_stack_protector)) static void bare_l
     }
 }
 
-/* The kernel writes to this area whenever it puts another process in our place. */
-static void rseq_leave(void) {
+/* The kernel writes to the C library's area of restartable sequences whenever it puts another process in our place, and kills us if it
+ * cannot: true if it does so no more. The library may have registered another size than we know. */
+static bool rseq_leave(void) {
 #if defined(RSEQ_SIG) && defined(SYS_rseq)
     if (__rseq_size)
-        syscall(SYS_rseq, (char *)__builtin_thread_pointer() + __rseq_offset, 32, RSEQ_FLAG_UNREGISTER, RSEQ_SIG);
+        return syscall(SYS_rseq, (char *)__builtin_thread_pointer() + __rseq_offset, 32, RSEQ_FLAG_UNREGISTER, RSEQ_SIG) == 0;
 #endif
+    return true;
+}
+
+_Noreturn static void ordinary_loop(void) {
+    sigset_t child;
+    sigemptyset(&child);
+    sigaddset(&child, SIGCHLD);
+    for (;;) {
+        while (waitpid(-1, NULL, WNOHANG | __WALL) > 0)
+            ;
+        sigwaitinfo(&child, NULL);
+    }
 }
 
 /* ps reads a process' name where its first stack was; best effort, it is for the eye. */
@@ -89,13 +102,14 @@ static void title_move(void) {
 }
 
 _Noreturn void init_loop(void) {
+    if (!rseq_leave())
+        ordinary_loop();
     memcpy(page, "init", 5);
     title_move();
-    rseq_leave();
 #if defined(__x86_64__)
-    __asm__ volatile("mov %0, %%rsp\n\txor %%ebp, %%ebp\n\tcall bare_loop" : : "r"(page + sizeof page) : "memory");
+    __asm__ volatile("mov %0, %%rsp\n\txor %%ebp, %%ebp\n\tcall *%1" : : "r"(page + sizeof page), "r"(bare_loop) : "memory");
 #else
-    __asm__ volatile("mov sp, %0\n\tmov x29, xzr\n\tbl bare_loop" : : "r"(page + sizeof page) : "memory");
+    __asm__ volatile("mov sp, %0\n\tmov x29, xzr\n\tblr %1" : : "r"(page + sizeof page), "r"(bare_loop) : "memory");
 #endif
     __builtin_unreachable();
 }
