@@ -37,7 +37,8 @@ def test_a_sequential_read_asks_the_store_for_much_at_once(state_run, slow_store
         assert node.access.direct
         seen = Path(node.acquire(node.resolve(["base"]).digests, "sb-1")[0])
         now = _settings_of_others()
-        assert [now[name] for name in set(now) - set(before) if name.startswith("erofs-")] == [f"{BULK_KB}\n"]
+        # others of this machine may mount layers in the same moment
+        assert f"{BULK_KB}\n" in [now[name] for name in set(now) - set(before) if name.startswith("erofs-")]
         assert {name: value for name, value in now.items() if name in before} == {name: before[name] for name in now if name in before}
         slow_store.forget_reads()
         with open(seen / "big", "rb") as file:
