@@ -25,15 +25,16 @@ def leashed(argv: Sequence[str]) -> list[str]:
     return ["setpriv", "--pdeathsig", "KILL", "--", *argv]
 
 
-def run_tool(argv: Sequence[str], *, name: str | None = None, environment: Mapping[str, str] | None = None) -> bytes:
+def run_tool(argv: Sequence[str], *, name: str | None = None, environment: Mapping[str, str | None] | None = None) -> bytes:
     """Run to the end and return its stdout. DSecError with the end of its stderr if it fails, QuotaExceeded if the disk is full.
 
-    `name` is what errors call it, where the first word is only a wrapper's.
+    `name` is what errors call it, where the first word is only a wrapper's. In `environment` None takes a variable away.
     """
     name = name or argv[0]
+    variables = {**os.environ, "LC_ALL": "C.UTF-8", **(environment or {})}
     done = subprocess.run(
         leashed(argv),
-        env={**os.environ, "LC_ALL": "C.UTF-8", **(environment or {})},
+        env={key: value for key, value in variables.items() if value is not None},
         stdin=subprocess.DEVNULL,
         capture_output=True,
         check=False,

@@ -83,7 +83,7 @@ def fetch_source(source: Source, bench: Workbench, *, include: Sequence[str], re
         case _:
             path, revision = _at(argument)
             builder = TreeBuilder()
-            provenance = export_commit(path, revision or "HEAD", builder, bench.add, lambda done: plain(done, 0))
+            provenance = export_commit(path, revision or "HEAD", builder, bench.add, bench.budget, lambda done: plain(done, 0))
             return Fetched([builder.finish()], provenance=provenance | {"tool": tool_version("git")})
 
 

@@ -1,20 +1,23 @@
 """The files of one commit, without the repository: its history may hold the answer to the task.
 
-Blobs are read as they are stored. `git archive` and a checkout would obey attributes, filters and hooks, which a repository from
-elsewhere can set to leave files out or to run commands.
+Only plumbing that gives objects as they are stored is asked. `git log`, `git archive` and a checkout obey what a repository from elsewhere
+says in its configuration and attributes: which command proves signatures, which filters files, which files are left out.
 """
 
 from __future__ import annotations
 
 import contextlib
 import os
+import re
 import stat
 import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import IO, Final
 
+from dsec.environments.sources.archives import Budget
 from dsec.environments.sources.builder import TreeBuilder
+from dsec.environments.sources.refusals import damaged, refuse
 from dsec.environments.tools import leashed, run_tool
 from dsec.environments.trees import AddContent, Node
 from libdsec.errors import DSecError, InvalidArgument
@@ -22,84 +25,150 @@ from libdsec.errors import DSecError, InvalidArgument
 __all__ = ["export_commit"]
 
 _PIECE: Final = 1 << 18
-_ENVIRONMENT: Final = {"GIT_CONFIG_NOSYSTEM": "1", "GIT_TERMINAL_PROMPT": "0"}
+_COMMIT_LIMIT: Final = 1 << 20
+_ENTRY_LIMIT: Final = 1 << 16
+_TARGET_LIMIT: Final = 4095
+_TIME_LIMIT: Final = 1 << 33
+_COMMITTER: Final = re.compile(rb"^committer [^\n]*> (-?\d{1,20}) [+-]\d+$", re.MULTILINE)
+
+_SETTINGS: Final = {
+    "GIT_CONFIG_NOSYSTEM": "1",
+    "GIT_CONFIG_GLOBAL": "/dev/null",
+    "GIT_ALLOW_PROTOCOL": "none",
+    "GIT_NO_LAZY_FETCH": "1",
+    "GIT_TERMINAL_PROMPT": "0",
+    "GIT_OPTIONAL_LOCKS": "0",
+}
+"""A partial clone would fetch what it lacks by whatever command its own configuration names. It can allow itself each protocol that
+`protocol.allow` forbids, but none that GIT_ALLOW_PROTOCOL does not name; not each git knows GIT_NO_LAZY_FETCH."""
+
+_OVERRIDES: Final = ("core.fsmonitor=false", "core.hooksPath=/dev/null", "protocol.allow=never", "log.showSignature=false")
 
 
 def _git(repository: Path, *arguments: str) -> list[str]:
-    """No transport at all: a partial clone would fetch what it lacks by whatever command its own configuration names."""
-    return ["git", "-c", f"safe.directory={repository}", "-c", "protocol.allow=never", "-C", str(repository), *arguments]
+    settings = [word for setting in (f"safe.directory={repository}", *_OVERRIDES) for word in ("-c", setting)]
+    return ["git", "--no-pager", *settings, "-C", str(repository), *arguments]
+
+
+def _environment() -> dict[str, str | None]:
+    """What is inherited may name another repository than the one that is given, or files to write to."""
+    return {**{name: None for name in os.environ if name.startswith("GIT_")}, **_SETTINGS}
 
 
 def export_commit(
-    repository: Path, revision: str, builder: TreeBuilder, add: AddContent, progress: Callable[[int], None]
+    repository: Path, revision: str, builder: TreeBuilder, add: AddContent, budget: Budget, progress: Callable[[int], None]
 ) -> dict[str, str]:
     """Put the commit's files in `builder`, dated as it is, and return which commit it was. Submodules become empty folders."""
     try:
         commit = run_tool(
-            _git(repository, "rev-parse", "--verify", "--end-of-options", f"{revision}^{{commit}}"), environment=_ENVIRONMENT
+            _git(repository, "rev-parse", "--verify", "--end-of-options", f"{revision}^{{commit}}"), environment=_environment()
         ).decode().strip()  # fmt: skip
     except DSecError as error:
         if error.cause != "tool-failed":
             raise
         raise InvalidArgument(f"source: {repository} has no commit {revision!r:.200}: {error.message}", field="source") from error
-    seconds = int(run_tool(_git(repository, "log", "-1", "--format=%ct", commit), environment=_ENVIRONMENT))
-    listing = run_tool(_git(repository, "ls-tree", "-r", "-z", "--full-tree", commit), environment=_ENVIRONMENT)
-    entries = [entry for entry in listing.split(b"\0") if entry]
-    mtime = seconds * 1_000_000_000
-    builder.put(b"", Node(stat.S_IFDIR | 0o755, mtime_ns=mtime, children={}))
     done = 0
-    with _blobs(repository) as read:
-        for entry in entries:
-            facts, _, raw_name = entry.partition(b"\t")
-            mode, kind, identifier = facts.decode().split()
-            if kind == "commit":
+    with _objects(repository) as read:
+        mtime = _time_of(b"".join(read(commit, b"commit", _COMMIT_LIMIT)))
+        builder.put(b"", Node(stat.S_IFDIR | 0o755, mtime_ns=mtime, children={}))
+        for mode, kind, identifier, name in _listing(repository, commit):
+            if kind == b"commit":
                 node = Node(stat.S_IFDIR | 0o755, mtime_ns=mtime, children={})
-            elif stat.S_ISLNK(int(mode, 8)):
-                node = Node(stat.S_IFLNK | 0o777, mtime_ns=mtime, target=b"".join(read(identifier)))
+            elif stat.S_ISLNK(mode):
+                node = Node(stat.S_IFLNK | 0o777, mtime_ns=mtime, target=b"".join(read(identifier, b"blob", _TARGET_LIMIT)))
             else:
-                size, inline, segments = add(read(identifier))
-                executable = int(mode, 8) & 0o100
-                node = Node(stat.S_IFREG | (0o755 if executable else 0o644), mtime_ns=mtime, size=size, inline=inline, segments=segments)
-            builder.put(raw_name, node)
+                size, inline, segments = add(_charged(read(identifier, b"blob"), budget))
+                permissions = 0o755 if mode & 0o100 else 0o644
+                node = Node(stat.S_IFREG | permissions, mtime_ns=mtime, size=size, inline=inline, segments=segments)
+            if not name.strip(b"/"):
+                refuse(name, "has no name")
+            builder.put(name, node)
             done += node.size
             progress(done)
     return {"commit": commit}
 
 
+def _charged(pieces: Iterator[bytes], budget: Budget) -> Iterator[bytes]:
+    for piece in pieces:
+        budget.spend(len(piece))
+        yield piece
+
+
+def _time_of(commit: bytes) -> int:
+    """When it was committed, in nanoseconds; one before 1970 becomes 1970."""
+    found = _COMMITTER.search(commit.partition(b"\n\n")[0])
+    if found is None:
+        raise damaged("the commit says not when it was made")
+    return min(max(int(found[1]), 0), _TIME_LIMIT) * 1_000_000_000
+
+
+def _listing(repository: Path, commit: str) -> Iterator[tuple[int, bytes, str, bytes]]:
+    """Mode, kind, id and path of all entries, as they come: a few small trees that name each other can stand for any number."""
+    with _running(repository, "ls-tree", "-r", "-z", "--full-tree", commit) as process:
+        assert process.stdout is not None
+        rest = b""
+        while piece := process.stdout.read1(_PIECE):  # type: ignore[attr-defined]
+            *entries, rest = (rest + piece).split(b"\0")
+            for entry in entries:
+                facts, _, name = entry.partition(b"\t")
+                mode, kind, identifier = facts.split()
+                yield int(mode, 8), kind, identifier.decode(), name
+            if len(rest) > _ENTRY_LIMIT:
+                raise damaged("a path is too long")
+        if rest or process.wait() != 0:
+            raise DSecError(f"source: git does not list the commit {commit} whole", field="source", cause="tool-failed", ran="ran")
+
+
 @contextlib.contextmanager
-def _blobs(repository: Path) -> Iterator[Callable[[str], Iterator[bytes]]]:
-    """A reader of blobs by id, through one git for all."""
+def _running(repository: Path, *arguments: str) -> Iterator[subprocess.Popen[bytes]]:
+    environment = {name: value for name, value in {**os.environ, **_environment()}.items() if value is not None}
     process = subprocess.Popen(
-        leashed(_git(repository, "cat-file", "--batch")),
-        env={**os.environ, **_ENVIRONMENT},
+        leashed(_git(repository, *arguments)),
+        env=environment,
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
     )
     assert process.stdin is not None
     assert process.stdout is not None
-    source, sink = process.stdout, process.stdin
     try:
-        yield lambda identifier: _read_blob(source, sink, identifier)
+        yield process
     finally:
         process.kill()
         with contextlib.suppress(BrokenPipeError):
-            sink.close()
-        source.close()
+            process.stdin.close()
+        process.stdout.close()
         process.wait()
 
 
-def _read_blob(source: IO[bytes], sink: IO[bytes], identifier: str) -> Iterator[bytes]:
+@contextlib.contextmanager
+def _objects(repository: Path) -> Iterator[Callable[..., Iterator[bytes]]]:
+    """A reader of objects by id and kind, at most so long, through one git for all."""
+    with _running(repository, "cat-file", "--batch") as process:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        source, sink = process.stdout, process.stdin
+
+        def read(identifier: str, kind: bytes, limit: int | None = None) -> Iterator[bytes]:
+            return _read_object(source, sink, identifier, kind, limit)
+
+        yield read
+
+
+def _read_object(source: IO[bytes], sink: IO[bytes], identifier: str, kind: bytes, limit: int | None) -> Iterator[bytes]:
     sink.write(identifier.encode() + b"\n")
     sink.flush()
     header = source.readline().split()
-    if len(header) != 3 or header[1] != b"blob":
-        raise DSecError(f"source: git does not give the blob {identifier}: {b' '.join(header).decode()}", cause="tool-failed", ran="ran")
+    if len(header) != 3 or header[1] != kind:
+        said = b" ".join(header).decode(errors="replace")
+        raise DSecError(f"source: git does not give {identifier}: {said:.200}", field="source", cause="tool-failed", ran="ran")
     left = int(header[2])
+    if limit is not None and left > limit:
+        raise damaged(f"{identifier} has {left} bytes: too many for a link's target or a commit's head")
     while left:
         piece = source.read(min(left, _PIECE))
         if not piece:
-            raise DSecError(f"source: git ended in the blob {identifier}", cause="tool-failed", ran="ran")
+            raise DSecError(f"source: git ended in the object {identifier}", field="source", cause="tool-failed", ran="ran")
         left -= len(piece)
         yield piece
     source.read(1)
