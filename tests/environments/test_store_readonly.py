@@ -40,6 +40,14 @@ def test_sandboxes_run_from_it(reader):
     assert os.listdir(reader.layers.root / "holders") == []
 
 
+@pytest.mark.parametrize("marked", ["something else", "the layer"])
+def test_sandboxes_run_from_it_while_something_is_to_be_collected(reader, store, marked):
+    [digest] = digests = reader.resolve(["env"]).digests
+    store.layers.condemned.mark("layer", digest if marked == "the layer" else "sha256:" + 64 * "0")
+    [path] = reader.acquire(digests, "sb-1")
+    assert read_files(path) == {"a": noise(1, 10_000)}
+
+
 def test_it_is_described_and_verified(reader):
     assert [layer.tags for layer in reader.report().layers] == [["env:latest"]]
     assert reader.verify().sound

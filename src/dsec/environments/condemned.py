@@ -35,9 +35,10 @@ class Condemned:
         os.close(os.open(self._path(kind, digest), os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600))
 
     def pardon(self, kind: Thing, digest: str) -> None:
-        """It is used, or is no more."""
-        with contextlib.suppress(FileNotFoundError):
-            self._path(kind, digest).unlink()
+        """It is used, or is no more. Nothing is written where there is no mark: who may only read the store uses what is not marked, too."""
+        if self.since(kind, digest) is not None:
+            with contextlib.suppress(FileNotFoundError):
+                self._path(kind, digest).unlink()
 
     def since(self, kind: Thing, digest: str) -> float | None:
         """The store's time at which it was marked, None if it is not marked."""

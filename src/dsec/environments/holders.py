@@ -65,8 +65,9 @@ class Holding:
                     if not self._store.folder(digest).is_dir():
                         raise lost("", digest, "it is not in the store")
                 self._record(held.union(new))
-                for digest in new:
-                    self._store.refer(digest)
+                with _tolerated():
+                    for digest in new:
+                        self._store.refer(digest)
 
     def keep(self, used: Callable[[], Collection[str]]) -> None:
         """The node lives, and uses just what `used` says, which is asked when nobody else changes the record."""
