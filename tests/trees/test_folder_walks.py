@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import os
+import resource
 import shutil
 import stat
+import subprocess
 import tempfile
+import tracemalloc
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -17,6 +20,7 @@ from hypothesis import strategies as st
 
 from dsec.environments.trees import OPAQUE, REDIRECT, Segment, keep_all, keep_overlay_marks, walk
 from dsec.kernel import mounts
+from libdsec.errors import Unsupported
 
 
 class Contents:
@@ -204,3 +208,41 @@ def test_a_mounted_image_walks_back_to_its_tree(data: st.DataObject, packs: Pack
     tree = data.draw(trees(packs))
     with tempfile.TemporaryDirectory(prefix="dsec-trees-") as temporary, image_mounted(tree, packs, Path(temporary) / "image") as mounted:
         assert looks(walk(mounted, Contents().add)) == looks(tree, packs)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("name", "levels"), [("d", 21_000), ("d" * 255, 1_500)], ids=["deep", "long"])
+def test_what_is_too_deep_is_refused_and_costs_little(place: Path, name: str, levels: int) -> None:
+    deep = os.open(place, os.O_RDONLY)
+    for _ in range(levels):
+        os.mkdir(name, dir_fd=deep)
+        below = os.open(name, os.O_RDONLY, dir_fd=deep)
+        os.close(deep)
+        deep = below
+    os.close(deep)
+    most, limits = 0, resource.getrlimit(resource.RLIMIT_NOFILE)
+    tracemalloc.start()
+    resource.setrlimit(resource.RLIMIT_NOFILE, (len(os.listdir("/proc/self/fd")) + 16, limits[1]))
+    try:
+        with pytest.raises(Unsupported) as refused:
+            walk(place, Contents().add, skip=lambda path, status: False)
+        most = tracemalloc.get_traced_memory()[1]
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+        tracemalloc.stop()
+        subprocess.run(["rm", "-rf", place / name], check=True)
+    assert (refused.value.cause, len(refused.value.message) < 1000) == ("too-deep", True)
+    assert most < 16 << 20
+
+
+def test_a_folder_that_is_moved_away_while_it_is_read_is_noticed(place: Path) -> None:
+    (place / "a/b").mkdir(parents=True)
+    (place / "a/z").mkdir()
+    (place / "a/b/file").write_bytes(b"x")
+
+    def add(pieces: Any, size: int | None = None) -> tuple[int, bytes | None, tuple[Segment, ...]]:
+        (place / "a/b").rename(place / "moved")
+        return 1, b"x", ()
+
+    with pytest.raises(OSError, match="moved while it was read"):
+        walk(place, add)

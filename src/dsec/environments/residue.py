@@ -72,8 +72,8 @@ class Residue:
             return False
         if folder != self._folder:
             states = self._begun
-            for part in folder.split(b"/") if folder else ():
-                states = self._after(states, part)
+            for above in folder.split(b"/") if folder else ():
+                states = self._after(states, above)
             self._folder, self._states = folder, states
         for number, at in self._states:
             parts = self._rules[number]

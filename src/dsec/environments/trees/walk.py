@@ -5,11 +5,12 @@ from __future__ import annotations
 import errno
 import os
 import stat
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Final, Protocol
 
 from dsec.environments.trees.model import OPAQUE, REDIRECT, Node, Segment
+from libdsec.errors import Unsupported
 
 __all__ = ["AddContent", "keep_all", "keep_overlay_marks", "walk"]
 
@@ -21,6 +22,11 @@ _AT_ONCE: Final = 256 << 10
 _FLAGS: Final = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
 _UNIT: Final = 512
 """Of st_blocks."""
+_DEEPEST: Final = 2048
+_LONGEST: Final = 64 << 10
+"""Bytes of a path. No program needs as much, but any can make more: what handles a tree later does it in memory, a path at a time."""
+_SHOWN: Final = 300
+"""Bytes of a path that an error tells."""
 
 
 class AddContent(Protocol):
@@ -54,13 +60,25 @@ def walk(
 
     No symbolic link is followed and nothing outside is read, whatever others do in the folder meanwhile. Holes are not read. `skip` is
     asked with each path (from the root, without a leading slash), what it wants is left out with all that is below. With
-    `one_file_system` other mounts are empty folders. Raises OSError, with the path, if something cannot be read or goes while it is read.
+    `one_file_system` other mounts are empty folders. Raises OSError, with the path, if something cannot be read or goes while it is read;
+    Unsupported(cause="too-deep") for more than 2,048 folders in each other, or a path of more than 64 KiB.
     """
     if isinstance(source, int):
         root = os.open(".", _FLAGS | os.O_DIRECTORY, dir_fd=source)
     else:
         root = os.open(source, _FLAGS & ~os.O_NOFOLLOW | os.O_DIRECTORY)
     return _Walk(add, keep_xattr, skip, one_file_system).tree(root)
+
+
+class _Level:
+    """A folder on the way down, and what of it waits for its turn."""
+
+    __slots__ = ("below", "identity", "name")
+
+    def __init__(self, name: bytes, status: os.stat_result, below: Iterator[tuple[bytes, Node]]) -> None:
+        self.name = name
+        self.identity = (status.st_dev, status.st_ino)
+        self.below = below
 
 
 class _Walk:
@@ -79,36 +97,51 @@ class _Walk:
         self._kept: dict[bytes, bool] = {}
 
     def tree(self, root: int) -> Node:
-        """Depth first, with one open descriptor for each folder on the way down; `root` is closed."""
-        # a descriptor is on the stack as soon as it is open, so that it is closed whatever its folder brings
-        descriptors = [root]
+        """Depth first, with the one folder open that is being read; `root` is closed."""
+        fd = root
         try:
-            status = os.fstat(root)
+            status = os.fstat(fd)
             device = status.st_dev
-            node = Node(status.st_mode, status.st_uid, status.st_gid, status.st_mtime_ns, self._xattrs(root), children={})
-            waiting = [(b"", self._list(root, b"", node))]
-            while waiting:
-                path, below = waiting[-1]
-                entry = next(below, None)
+            node = Node(status.st_mode, status.st_uid, status.st_gid, status.st_mtime_ns, self._xattrs(fd), children={})
+            levels = [_Level(b"", status, self._list(fd, b"", node))]
+            length = 0
+            while True:
+                entry = next(levels[-1].below, None)
                 if entry is None:
-                    waiting.pop()
-                    os.close(descriptors.pop())
+                    length -= len(levels.pop().name) + 1
+                    if not levels:
+                        return node
+                    fd = _exchanged(fd, self._parent(fd, levels))
                     continue
                 name, child = entry
-                child_path = path + b"/" + name if path else name
+                length += len(name) + 1
+                if len(levels) > _DEEPEST or length > _LONGEST:
+                    raise Unsupported(
+                        f"a tree too deep for a layer: {_DEEPEST} folders in each other and paths of {_LONGEST} bytes are allowed, not "
+                        f"{_shown(_path(levels, name))}",
+                        cause="too-deep",
+                        ran="ran",
+                    )
                 try:
-                    fd = os.open(name, _FLAGS | os.O_DIRECTORY, dir_fd=descriptors[-1])
+                    entered = os.open(name, _FLAGS | os.O_DIRECTORY, dir_fd=fd)
                 except OSError as error:
-                    raise _at(error, child_path) from error
-                if self._one_file_system and os.fstat(fd).st_dev != device:
-                    os.close(fd)
-                    continue
-                descriptors.append(fd)
-                waiting.append((child_path, self._list(fd, child_path, child)))
-            return node
+                    raise _at(error, _path(levels, name)) from error
+                fd = _exchanged(fd, entered)
+                status = os.fstat(fd)
+                listed = iter(()) if self._one_file_system and status.st_dev != device else self._list(fd, _path(levels, name), child)
+                levels.append(_Level(name, status, listed))
         finally:
-            for fd in descriptors:
-                os.close(fd)
+            os.close(fd)
+
+    @staticmethod
+    def _parent(fd: int, levels: Sequence[_Level]) -> int:
+        """The folder above, if it is the one that we came from."""
+        parent = os.open("..", _FLAGS | os.O_DIRECTORY, dir_fd=fd)
+        status = os.fstat(parent)
+        if (status.st_dev, status.st_ino) != levels[-1].identity:
+            os.close(parent)
+            raise _at(OSError(errno.ESTALE, "a folder was moved while it was read"), _path(levels))
+        return parent
 
     def _list(self, fd: int, path: bytes, folder: Node) -> Iterator[tuple[bytes, Node]]:
         """Take in a folder's entries; gives those that are folders, for their own turn."""
@@ -226,5 +259,20 @@ def _pieces(fd: int, size: int) -> Iterator[bytes | int]:
             yield data
 
 
+def _exchanged(old: int, new: int) -> int:
+    os.close(old)
+    return new
+
+
+def _path(levels: Sequence[_Level], *names: bytes) -> bytes:
+    return b"/".join([*(level.name for level in levels[1:]), *names])
+
+
+def _shown(path: bytes) -> str:
+    if len(path) > _SHOWN:
+        path = path[: _SHOWN // 2] + b"[...]" + path[-_SHOWN // 2 :]
+    return os.fsdecode(path or b".")
+
+
 def _at(error: OSError, path: bytes) -> OSError:
-    return OSError(error.errno, error.strerror, os.fsdecode(path or b"."))
+    return OSError(error.errno, error.strerror, _shown(path))
