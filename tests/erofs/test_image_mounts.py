@@ -77,6 +77,15 @@ def test_sizes_beyond_4_gib_and_long_holes(packs: Packs, place: Path) -> None:
     assert (place / "image/image").stat().st_size <= 4 * BLOCK
 
 
+def test_many_files_of_the_greatest_size_do_not_fill_the_store(place: Path) -> None:
+    many = folder()
+    for number in range(17):
+        many.children[b"%d" % number] = Node(FILE, size=(1 << 63) - 1)
+    with pytest.raises(ValueError, match="together they need"):
+        write_image(many, place / "image")
+    assert not (place / "image").exists() or (place / "image").stat().st_size < 1 << 20
+
+
 @pytest.mark.root
 @pytest.mark.slow
 def test_a_folder_of_100_000_entries(place: Path) -> None:

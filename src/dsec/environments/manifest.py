@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import hashlib
-from typing import Literal, get_args
+from typing import Final, Literal, get_args
 
 import msgspec
 
 __all__ = [
+    "COUNTED",
     "KINDS",
     "Configuration",
     "Contents",
@@ -22,6 +23,9 @@ __all__ = [
 ]
 
 Kind = Literal["base", "workspace", "toolkit", "snapshot"]
+COUNTED: Final = (1 << 63) - 1
+"""What every format of ours has room for."""
+
 KINDS: tuple[Kind, ...] = get_args(Kind)
 """In the order of composition, from the bottom; a snapshot goes where the lowest layer that it is a difference to goes."""
 
@@ -64,7 +68,7 @@ class Identity(msgspec.Struct, kw_only=True, frozen=True, forbid_unknown_fields=
 
 
 class Contents(msgspec.Struct, kw_only=True, frozen=True):
-    """How much there is in a layer."""
+    """How much there is in a layer. Files of a sandbox may claim any size: together they are told to be at most COUNTED bytes."""
 
     files: int = 0
     logical_bytes: int = 0
@@ -73,6 +77,10 @@ class Contents(msgspec.Struct, kw_only=True, frozen=True):
     """In packs, each segment once, in whole blocks."""
     stored_bytes: int = 0
     """Of these, what the layer brought into the store; the rest was there."""
+
+    def __post_init__(self) -> None:
+        if self.logical_bytes > COUNTED:
+            msgspec.structs.force_setattr(self, "logical_bytes", COUNTED)
 
 
 class Manifest(msgspec.Struct, kw_only=True, frozen=True):

@@ -12,7 +12,7 @@ import msgspec
 
 from dsec.environments.extents import Extents, decode_extents
 from dsec.environments.holders import holdings
-from dsec.environments.manifest import Kind, Manifest
+from dsec.environments.manifest import COUNTED, Kind, Manifest
 from dsec.environments.store import EXTENTS, LayerStore
 from dsec.environments.trees.model import BLOCK
 from libdsec.errors import DSecError, SandboxFailed
@@ -113,7 +113,7 @@ def _report(store: LayerStore, now: float, silent_seconds: float) -> StoreReport
         root=str(store.root),
         layers=sorted(layers.values(), key=lambda layer: (not layer.tags, layer.tags, layer.name, layer.digest)),
         packs=packs,
-        logical_bytes=sum(layer.logical_bytes for layer in layers.values()),
+        logical_bytes=min(COUNTED, sum(layer.logical_bytes for layer in layers.values())),
         data_bytes=data_bytes,
         metadata_bytes=sum(layer.metadata_bytes for layer in layers.values()),
         pack_bytes=pack_bytes,

@@ -33,6 +33,9 @@ __all__ = ["Plan", "Planned", "plan_image"]
 _CHUNKS: Final = 1 << 21
 """Chunks that one file may need (16 MiB of them). Who stores a file chooses the granularity of its holes so that it needs far fewer."""
 
+_ALL_CHUNKS: Final = 1 << 24
+"""Chunks of all files together. Files that are nothing but a hole of the greatest size need a million each, and anybody may make many."""
+
 _TIMES: Final = 1_000_000_000 << 63
 
 _GAPS: Final = 32
@@ -167,6 +170,8 @@ class _Space:
 
     end: int
     blocks: int = 0
+    chunks: int = 0
+    """Of all files up to now."""
     _gaps: list[tuple[int, int]] = field(default_factory=list)
     _largest: int = 0
 
@@ -290,6 +295,11 @@ def _plan_stored(name: bytes, node: Node, space: _Space, slots: dict[Pack, int],
     chunks = -(-blocks >> bits)
     if chunks > _CHUNKS:
         raise ValueError(f"the file {name!r} of {size} bytes has holes so fine that it needs {chunks} chunks: at most {_CHUNKS}")
+    space.chunks += chunks
+    if space.chunks > _ALL_CHUNKS:
+        raise ValueError(
+            f"files with holes so large that together they need more than {_ALL_CHUNKS} chunks, one of them {name!r}"
+        )
     place = space.take(fixed + -fixed % CHUNK_SIZE + CHUNK_SIZE * chunks, within_block=False)
     return Planned(place, node, xattrs, CHUNKED, size, chunk_bits=bits, segments=segments)
 
