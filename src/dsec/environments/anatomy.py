@@ -11,7 +11,7 @@ import msgspec
 from dsec.environments.environment import EnvironmentStore
 from dsec.environments.extents import Extents, blocks_of, decode_extents, joined
 from dsec.environments.manifest import Kind, Manifest
-from dsec.environments.names import parse_reference
+from dsec.environments.names import check_digest, parse_reference
 from dsec.environments.store import EXTENTS, LayerStore
 from dsec.environments.traces import load_trace
 from dsec.environments.trees import BLOCK
@@ -96,7 +96,7 @@ def _part(layers: LayerStore, manifest: Manifest, others: dict[str, Extents], re
 
 def _source_layer(layers: LayerStore, diff_id: str) -> SourceLayer:
     with contextlib.suppress(OSError, DSecError):
-        digest = (layers.root / "imports" / diff_id.removeprefix("sha256:")).read_text().strip()
+        digest = check_digest((layers.root / "imports" / check_digest(diff_id).removeprefix("sha256:")).read_text().strip())
         contents = layers.manifest(digest).contents
         return SourceLayer(diff_id=diff_id, digest=digest, files=contents.files, data_bytes=contents.data_bytes)
     return SourceLayer(diff_id=diff_id)

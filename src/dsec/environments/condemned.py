@@ -35,7 +35,7 @@ class Condemned:
         os.close(os.open(self._path(kind, digest), os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600))
 
     def pardon(self, kind: Thing, digest: str) -> None:
-        """It is used, or is no more. Nothing is written where there is no mark: who may only read the store uses what is not marked, too."""
+        """It is used, or is no more. Nothing is written where there is no mark: that may be all that this node may do there."""
         if self.since(kind, digest) is not None:
             with contextlib.suppress(FileNotFoundError):
                 self._path(kind, digest).unlink()

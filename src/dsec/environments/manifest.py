@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from typing import Final, Literal, get_args
+from typing import Annotated, Final, Literal, get_args
 
 import msgspec
 
@@ -30,6 +30,10 @@ KINDS: tuple[Kind, ...] = get_args(Kind)
 """In the order of composition, from the bottom; a snapshot goes where the lowest layer that it is a difference to goes."""
 
 
+_Digest = Annotated[str, msgspec.Meta(pattern=r"\Asha256:[0-9a-f]{64}\Z")]
+"""Becomes names of files."""
+
+
 class FileDigest(msgspec.Struct, kw_only=True, frozen=True, forbid_unknown_fields=True):
     """SHA-256 (hex) and length of one file."""
 
@@ -40,7 +44,7 @@ class FileDigest(msgspec.Struct, kw_only=True, frozen=True, forbid_unknown_field
 class PackUse(msgspec.Struct, kw_only=True, frozen=True, forbid_unknown_fields=True):
     """A pack that the metadata refers to, in the order of its device table; `size` is the length of the pack's data."""
 
-    digest: str
+    digest: _Digest
     size: int
 
 
@@ -63,7 +67,7 @@ class Identity(msgspec.Struct, kw_only=True, frozen=True, forbid_unknown_fields=
     metadata: FileDigest
     packs: list[PackUse] = []
     configuration: Configuration = Configuration()
-    below: list[str] = []
+    below: list[_Digest] = []
     """Digests, from the bottom, of the layers that this one is a difference to: it is of no use without them."""
 
 

@@ -13,9 +13,10 @@ from dsec.environments.durable import digest_file, write_durably
 from dsec.environments.erofs import write_image
 from dsec.environments.extents import encode_extents, measure
 from dsec.environments.manifest import Configuration, Identity, Kind, Manifest, PackUse, identity_digest
-from dsec.environments.names import Reference
+from dsec.environments.names import Reference, check_digest
 from dsec.environments.store import EXTENTS, METADATA, LayerStore
 from dsec.environments.trees.model import Node, Pack
+from libdsec.errors import InvalidArgument
 
 __all__ = ["import_of", "publish_tree"]
 
@@ -72,18 +73,28 @@ def publish_tree(
                 store.packs.place(folder, pack, aside=aside)
         published = store.publish(draft, manifest)
         if imported is not None:
-            write_durably(store.root / "imports" / imported.removeprefix("sha256:"), published.digest.encode() + b"\n", aside=folder)
+            write_durably(_entry(store, imported), published.digest.encode() + b"\n", aside=folder)
         if reference is not None:
             store.set_tag(reference, published.digest)
     return published
 
 
 def import_of(store: LayerStore, tar_digest: str) -> str | None:
-    """The layer that a tar with this digest (hex) became earlier, if it is still there whole; it stays for some time after this."""
-    entry = store.root / "imports" / tar_digest.removeprefix("sha256:")
-    with contextlib.suppress(OSError):
-        digest = entry.read_text().strip()
+    """The layer that a tar with this digest (hex) became earlier, if it is still there whole; it stays for some time after this.
+
+    InvalidArgument for what is no digest.
+    """
+    entry = _entry(store, tar_digest)
+    with contextlib.suppress(OSError, InvalidArgument), store.settled(exclusive=False):
+        digest = check_digest(entry.read_text(errors="replace").strip())
         if store.folder(digest).is_dir() and store.damage(digest) is None:
             os.utime(entry)
+            store.refer(digest)
             return digest
     return None
+
+
+def _entry(store: LayerStore, tar_digest: str) -> Path:
+    plain = tar_digest.removeprefix("sha256:")
+    check_digest(f"sha256:{plain}", field="source")
+    return store.root / "imports" / plain

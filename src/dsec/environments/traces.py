@@ -22,7 +22,7 @@ import msgspec
 from dsec.environments.blobcache import PackAccess
 from dsec.environments.durable import write_durably
 from dsec.environments.store import LayerStore
-from libdsec.errors import NotFound
+from libdsec.errors import DSecError, NotFound
 
 __all__ = ["Trace", "TraceRead", "load_trace", "record_trace", "replay_trace", "save_trace"]
 
@@ -104,11 +104,14 @@ def save_trace(store: LayerStore, trace: Trace) -> None:
 
 
 def load_trace(store: LayerStore, digest: str) -> Trace | None:
-    """None where there is none that can be read."""
+    """None where there is none that can be read. It was written by another node: what is not in the layer's packs is left out."""
     try:
-        return msgspec.json.decode(_file(store, digest).read_bytes(), type=Trace)
-    except (OSError, msgspec.DecodeError):
+        trace = msgspec.json.decode(_file(store, digest).read_bytes(), type=Trace)
+        sizes = _packs(store, digest)
+    except (OSError, msgspec.DecodeError, DSecError):
         return None
+    trace.reads = [read for read in trace.reads if read.offset >= 0 < read.length <= sizes.get(read.pack, 0) - read.offset]
+    return trace
 
 
 def replay_trace(access: PackAccess, trace: Trace, *, stop: threading.Event | None = None) -> int:

@@ -8,11 +8,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Final
 
+from dsec.environments.names import check_digest
 from dsec.environments.sources.blobs import Blobs, document
 from dsec.environments.sources.refusals import damaged
 from libdsec.errors import InvalidArgument, NotFound
 
-__all__ = ["INDEXES", "Image", "ImageLayer", "blob_path", "find_image", "machine_architecture"]
+__all__ = ["INDEXES", "Image", "ImageLayer", "blob_path", "find_image", "machine_architecture", "proper_digest"]
 
 _ARCHITECTURES: Final = {"x86_64": "amd64", "aarch64": "arm64", "armv7l": "arm"}
 _NAMES: Final = ("org.opencontainers.image.ref.name", "io.containerd.image.name")
@@ -152,21 +153,21 @@ def _from_docker(blobs: Blobs, wanted: str) -> Image:
     return Image(_pair(list(images[0]["Layers"]), settings), settings, digest)
 
 
+def proper_digest(text: Any) -> str:
+    """What a stranger's document gives as a digest, if it is one: it becomes names of files."""
+    try:
+        return check_digest(str(text))
+    except InvalidArgument:
+        raise damaged(f"{text!r:.100} is no digest that we know") from None
+
+
 def blob_path(digest: Any) -> str:
     """Where a layout has the blob."""
-    algorithm, _, value = str(digest).partition(":")
-    if algorithm != "sha256" or len(value) != 64 or not value.isalnum():
-        raise damaged(f"{digest!r:.100} is no digest that we know")
-    return f"blobs/sha256/{value}"
+    return f"blobs/sha256/{proper_digest(digest).removeprefix('sha256:')}"
 
 
 def _pair(blobs: list[str], settings: dict[str, Any]) -> list[ImageLayer]:
     diff_ids: list[str] = settings["rootfs"]["diff_ids"]
     if len(blobs) != len(diff_ids):
         raise damaged(f"it has {len(blobs)} layers and {len(diff_ids)} digests for them")
-    return [ImageLayer(blob, _diff_id(diff_id)) for blob, diff_id in zip(blobs, diff_ids, strict=True)]
-
-
-def _diff_id(text: Any) -> str:
-    blob_path(text)
-    return str(text)
+    return [ImageLayer(blob, proper_digest(diff_id)) for blob, diff_id in zip(blobs, diff_ids, strict=True)]

@@ -15,7 +15,7 @@ from typing import Any, Final
 import msgspec
 
 from dsec.environments.publish import import_of
-from dsec.environments.sources.imagefiles import INDEXES, machine_architecture
+from dsec.environments.sources.imagefiles import INDEXES, blob_path, machine_architecture, proper_digest
 from dsec.environments.sources.refusals import damaged
 from dsec.environments.sources.workbench import Workbench
 from dsec.environments.tools import leashed, tool_version
@@ -27,6 +27,7 @@ _REFERENCE: Final = re.compile(
     r"//[A-Za-z0-9][A-Za-z0-9._-]*(?::\d+)?(?:/[A-Za-z0-9._-]+)*(?::\w[\w.-]{0,127})?(?:@sha256:[0-9a-f]{64})?", re.ASCII
 )
 _LOOK_SECONDS: Final = 0.2
+_BLOB_LIMIT: Final = 1 << 42
 _SAID_LIMIT: Final = 2000
 _DENIED: Final = ("unauthorized", "authentication required", "denied", "invalid username/password")
 _MISSING: Final = ("manifest unknown", "name unknown", "not found", "404")
@@ -78,10 +79,13 @@ def _without_version(name: str) -> str:
 
 def _chosen(index: dict[str, Any], argument: str) -> str:
     machine = machine_architecture()
-    for one in index.get("manifests") or []:
-        where = one.get("platform") or {}
-        if (where.get("os"), where.get("architecture")) == ("linux", machine):
-            return str(one["digest"])
+    try:
+        for one in index.get("manifests") or []:
+            where = one.get("platform") or {}
+            if (where.get("os"), where.get("architecture")) == ("linux", machine):
+                return proper_digest(one["digest"])
+    except (KeyError, TypeError, AttributeError) as error:
+        raise damaged(f"its index is none: {type(error).__name__} {error}") from error
     raise NotFound(f"source: docker:{argument} has nothing for linux/{machine} ({platform.machine()})", field="source")
 
 
@@ -94,13 +98,18 @@ def _prepare(layout: Path, raw: bytes, name: str, options: RegistryOptions, benc
     try:
         layers = _decoded(raw).get("layers") or []
         for layer, diff_id in zip(layers, settings["rootfs"]["diff_ids"], strict=True):
-            blob = blobs / str(layer["digest"]).removeprefix("sha256:")
-            if import_of(bench.layers, diff_id) is None:
-                total += int(layer["size"])
-            elif blob.parent == blobs and not blob.exists():
+            blob = layout / blob_path(layer["digest"])
+            size, known = int(layer["size"]), proper_digest(diff_id)
+            if not 0 <= size <= _BLOB_LIMIT:
+                raise damaged(f"a layer of {size} bytes")
+            if import_of(bench.layers, known) is None:
+                total += size
+                continue
+            bench.promised.add(known)
+            if not blob.exists():
                 with blob.open("xb") as file:
-                    file.truncate(int(layer["size"]))
-    except (KeyError, TypeError, ValueError) as error:
+                    file.truncate(size)
+    except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
         raise damaged(f"its documents lack something: {type(error).__name__} {error}") from error
     return total
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Final
 
 from dsec.environments.erofs import read_image
-from dsec.environments.packs import KnownContents, Packer
+from dsec.environments.packs import ContentsLost, KnownContents, Packer
 from dsec.environments.packs.limit import limit_packs
 from dsec.environments.publish import import_of, publish_tree
 from dsec.environments.sources.archives import Budget
@@ -37,6 +38,8 @@ class Workbench:
         self._waiting: dict[str, Node] = {}
         self.brought: set[str] = set()
         """Digests of the packs that came into the store with layers of images."""
+        self.promised: set[str] = set()
+        """Digests of the tars that are not in the image, as the store had what they became."""
         self._begin()
 
     def _begin(self) -> None:
@@ -59,12 +62,12 @@ class Workbench:
         if diff_id in self._waiting:
             self.publish_imports()
         digest = import_of(self.layers, diff_id)
-        if digest is None:
-            return None
-        try:
-            return read_image(self.layers.folder(digest) / METADATA, self._packs)
-        except (OSError, ValueError):  # it has gone meanwhile, or is damaged
-            return None
+        if digest is not None:
+            with contextlib.suppress(OSError, ValueError):  # it has gone meanwhile, or is damaged
+                return read_image(self.layers.folder(digest) / METADATA, self._packs)
+        if diff_id in self.promised:
+            raise ContentsLost(f"the layer that the tar {diff_id} became has gone since it was not fetched")
+        return None
 
     def keep_import(self, diff_id: str, tree: Node) -> None:
         """The tar with this digest is `tree`: to be published before that is changed."""
