@@ -161,6 +161,40 @@ async def test_output_that_is_cut_off_before_the_end_is_no_success(peer):
         await peer(cut).exec("op", ExecRequest(argv=["true"]))
 
 
+async def test_a_view_that_breaks_while_it_is_waited_for_is_no_end(peer):
+    """Whoever waits is told why once that is known, and not that all is over as soon as the connection is."""
+
+    def start(connection, frames):
+        if frames[0][0] == wire.ATTACH:
+            connection.sendall(encode_frame(wire.STARTED, encode_fields([(wire.T_SESSION_ID, "op")])))
+        else:
+            hang_up(connection, frames)
+
+    attachment = await peer(start).attach("op")
+    waiting = asyncio.ensure_future(anext(attachment))
+    await asyncio.sleep(0)
+    peer.peers[0].connections[0].shutdown(socket.SHUT_RDWR)
+    with pytest.raises(OutcomeUnknown):
+        await asyncio.wait_for(waiting, 5)
+    with pytest.raises(OutcomeUnknown):
+        await anext(attachment)
+
+
+async def test_a_question_whose_connection_is_dropped_is_asked_again(peer):
+    asked = []
+
+    def drop_once(connection, frames):
+        if frames[0][0] == wire.ACK:
+            asked.append(frames[0])
+            if len(asked) > 1:
+                connection.sendall(encode_frame(wire.OK))
+                return
+        hang_up(connection, frames)
+
+    await peer(drop_once).acknowledge("op", "op")
+    assert len(asked) == 2
+
+
 @pytest.mark.parametrize(
     "answer",
     [

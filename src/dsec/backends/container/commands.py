@@ -207,7 +207,7 @@ class ContainerAttachment(Conversation):
         while not self._items:
             if self._error is not None:
                 raise self._error
-            if self.closed:
+            if self._over:
                 raise StopAsyncIteration
             self._waiter = self._loop.create_future()
             try:

@@ -123,8 +123,14 @@ class Conversation:
     def _end(self, what: str) -> None:
         if self.closed:
             return
-        self.close()
+        # Before the rest wakes up: who finds the conversation closed has to know whether the reason is still to come.
         self._judging = self._loop.create_task(self._judge(what))
+        self.close()
+
+    @property
+    def _over(self) -> bool:
+        """Closed, and no reason for it will come."""
+        return self.closed and self._judging is None
 
     async def _judge(self, what: str) -> None:
         """A chronus that died alone is not the end of the sandbox: only the outcome is lost. So aether is asked whether it lives.
@@ -248,7 +254,7 @@ class RequestConversation(Conversation):
         while not self._frames:
             if self._error is not None:
                 raise self._error
-            if self.closed:
+            if self._over:
                 raise channel_closed("the conversation was closed", "unknown")
             self._waiter = self._loop.create_future()
             timer = None if seconds is None else self._loop.call_later(seconds, self._late, seconds)
