@@ -17,6 +17,7 @@ from dsec.environments.packs import INLINE_LIMIT, ContentsLost, KnownContents, P
 from dsec.environments.packs.packer import granularity
 from dsec.environments.trees.model import BLOCK
 from dsec.kernel.mounts import attach, make_mount, unmount
+from libdsec.errors import QuotaExceeded
 
 MIB = 1 << 20
 
@@ -162,7 +163,34 @@ def test_a_terabyte_of_nothing_takes_no_time_and_a_short_list(folder):
     assert all(segment.at * BLOCK % granularity(size) == 0 for segment in segments)
     assert len(segments) == 2
     assert packer.finish().size <= 2 * granularity(size)
-    assert size // granularity(size) * 8 <= 256 << 10
+    assert size // granularity(size) * 8 <= 1 << 20
+
+
+def test_a_pack_grows_no_larger_than_it_may(folder):
+    """A few bytes far from each other take a whole grain each, whatever the files claim to hold."""
+    packer = Packer(folder, limit=60 * MIB)
+    scattered = [piece for number in range(10) for piece in (bytes([number + 1]), (1 << 34) - 1)]
+    packer.add(scattered[:12], size=10 << 34)
+    with pytest.raises(QuotaExceeded) as caught:
+        packer.add(scattered, size=10 << 36)
+    assert caught.value.cause == "disk"
+    packer.close()
+    assert sum(file.stat().st_size for file in folder.iterdir()) <= 60 * MIB
+
+
+def test_what_is_known_counts_not(folder):
+    packer = Packer(folder, limit=20 * MIB)
+    for _ in range(5):
+        packer.add([noise(1, 8 * MIB)])
+    assert packer.finish().size == 8 * MIB
+
+
+@pytest.mark.parametrize("size", [16 * MIB, 1 << 30, 8 << 30])
+def test_holes_of_ordinary_files_are_fine(folder, size):
+    packer = Packer(folder)
+    step = size // 16
+    packer.add([piece for _ in range(16) for piece in (noise(_, 100), step - 100)], size=size)
+    assert packer.finish().size == 16 * (64 << 10)
 
 
 file_parts = st.lists(

@@ -14,6 +14,7 @@ from dsec.environments.packs.index import data_name, encode_index, index_name, r
 from dsec.environments.packs.known import ContentsLost, KnownContents
 from dsec.environments.packs.writing import Writer
 from dsec.environments.trees.model import BLOCK, Pack, Segment
+from libdsec.errors import QuotaExceeded
 
 __all__ = ["INLINE_LIMIT", "MAX_PACKS", "Packer", "Piece", "granularity"]
 
@@ -31,7 +32,8 @@ _WHOLE: Final = 4 << 20
 _LARGE: Final = 1 << 20
 _PATIENCE: Final = 4 << 20
 """Small segments are gathered up to this much before they are written."""
-_CHUNKS: Final = 4096
+_CHUNKS: Final = 1 << 17
+"""Of one file at most, as long as that is to be had: a MiB of metadata."""
 _FINE: Final = 64 << 10
 _COARSE: Final = 1 << 20
 _COARSEST: Final = 64 << 20
@@ -40,11 +42,14 @@ _FEW_ZEROS: Final = bytes(_FINE)
 
 
 def granularity(size: int | None) -> int:
-    """On what multiples holes begin and end: EROFS lists every chunk of a file that has holes, so large files have large ones."""
-    if size is not None and size <= _WHOLE:
-        return _FINE
-    grain = _COARSE
-    while size is not None and grain < _COARSEST and size > grain * _CHUNKS:
+    """On what multiples holes begin and end: EROFS lists every chunk of a file that has holes, so large files have large ones.
+
+    What lies between two multiples is stored whole if one byte of it is not zero.
+    """
+    if size is None:
+        return _COARSE
+    grain = _FINE
+    while grain < _COARSEST and size > grain * _CHUNKS:
         grain *= 2
     return grain
 
@@ -52,12 +57,15 @@ def granularity(size: int | None) -> int:
 class Packer:
     """Writes one new pack in `folder`, a leased one on the store's file system; nothing there is visible to others.
 
-    `known` tells what need not be stored. To be used by one thread at a time. OSError (a full disk) leaves it unusable.
+    `known` tells what need not be stored. To be used by one thread at a time. OSError (a full disk) leaves it unusable, and so does
+    QuotaExceeded(cause="disk"), for a pack that would grow beyond `limit` bytes: what files claim to hold is no measure of that, as a byte
+    in the middle of a hole may take a whole grain.
     """
 
-    def __init__(self, folder: Path, known: KnownContents | None = None) -> None:
+    def __init__(self, folder: Path, known: KnownContents | None = None, *, limit: int | None = None) -> None:
         self._folder = folder
         self._known = known
+        self._limit = limit
         self._pack = Pack()
         self._entries: list[tuple[bytes, int]] = []
         self._own: dict[bytes, int] = {}
@@ -75,7 +83,7 @@ class Packer:
     def add(self, pieces: Iterable[Piece], size: int | None = None) -> tuple[int, bytes | None, tuple[Segment, ...]]:
         """Take in one file; returns its size, its content if it is small, else its segments: what they do not cover is zero.
 
-        `size` is the file's, told by those who know it: it decides how the holes of a file above 4 GiB are cut, so that equal files give
+        `size` is the file's, told by those who know it: it decides how the holes of a file above 4 MiB are cut, so that equal files give
         equal segments only if all tell it or none does.
         """
         source = iter(pieces)
@@ -225,6 +233,8 @@ class Packer:
 
     def _append(self, view: memoryview) -> None:
         self._end += len(view)
+        if self._limit is not None and self._end > self._limit:
+            raise QuotaExceeded(f"contents take more than the {self._limit} bytes that there are for them", cause="disk", ran="ran")
         if len(view) < _LARGE:
             self._pending += view
             if len(self._pending) >= _PATIENCE:

@@ -69,15 +69,17 @@ def export_commit(
         raise InvalidArgument(f"source: {repository} has no commit {revision!r:.200}: {error.message}", field="source") from error
     done = 0
     with _objects(repository) as read:
-        mtime = _time_of(b"".join(read(commit, b"commit", _COMMIT_LIMIT)))
+        mtime = _time_of(b"".join(read(commit, b"commit", _COMMIT_LIMIT)[1]))
         builder.put(b"", Node(stat.S_IFDIR | 0o755, mtime_ns=mtime, children={}))
         for mode, kind, identifier, name in _listing(repository, commit):
             if kind == b"commit":
                 node = Node(stat.S_IFDIR | 0o755, mtime_ns=mtime, children={})
             elif stat.S_ISLNK(mode):
-                node = Node(stat.S_IFLNK | 0o777, mtime_ns=mtime, target=b"".join(read(identifier, b"blob", _TARGET_LIMIT)))
+                node = Node(stat.S_IFLNK | 0o777, mtime_ns=mtime, target=b"".join(read(identifier, b"blob", _TARGET_LIMIT)[1]))
             else:
-                size, inline, segments = add(_charged(read(identifier, b"blob"), budget))
+                length, pieces = read(identifier, b"blob")
+                budget.spend(length)
+                size, inline, segments = add(pieces, length)
                 permissions = 0o755 if mode & 0o100 else 0o644
                 node = Node(stat.S_IFREG | permissions, mtime_ns=mtime, size=size, inline=inline, segments=segments)
             if not name.strip(b"/"):
@@ -86,12 +88,6 @@ def export_commit(
             done += node.size
             progress(done)
     return {"commit": commit}
-
-
-def _charged(pieces: Iterator[bytes], budget: Budget) -> Iterator[bytes]:
-    for piece in pieces:
-        budget.spend(len(piece))
-        yield piece
 
 
 def _time_of(commit: bytes) -> int:
@@ -142,20 +138,20 @@ def _running(repository: Path, *arguments: str) -> Iterator[subprocess.Popen[byt
 
 
 @contextlib.contextmanager
-def _objects(repository: Path) -> Iterator[Callable[..., Iterator[bytes]]]:
-    """A reader of objects by id and kind, at most so long, through one git for all."""
+def _objects(repository: Path) -> Iterator[Callable[..., tuple[int, Iterator[bytes]]]]:
+    """A reader of objects by id and kind, at most so long, through one git for all; it gives their length and their bytes."""
     with _running(repository, "cat-file", "--batch") as process:
         assert process.stdin is not None
         assert process.stdout is not None
         source, sink = process.stdout, process.stdin
 
-        def read(identifier: str, kind: bytes, limit: int | None = None) -> Iterator[bytes]:
+        def read(identifier: str, kind: bytes, limit: int | None = None) -> tuple[int, Iterator[bytes]]:
             return _read_object(source, sink, identifier, kind, limit)
 
         yield read
 
 
-def _read_object(source: IO[bytes], sink: IO[bytes], identifier: str, kind: bytes, limit: int | None) -> Iterator[bytes]:
+def _read_object(source: IO[bytes], sink: IO[bytes], identifier: str, kind: bytes, limit: int | None) -> tuple[int, Iterator[bytes]]:
     sink.write(identifier.encode() + b"\n")
     sink.flush()
     header = source.readline().split()
@@ -165,6 +161,10 @@ def _read_object(source: IO[bytes], sink: IO[bytes], identifier: str, kind: byte
     left = int(header[2])
     if limit is not None and left > limit:
         raise damaged(f"{identifier} has {left} bytes: too many for a link's target or a commit's head")
+    return left, _pieces(source, left, identifier)
+
+
+def _pieces(source: IO[bytes], left: int, identifier: str) -> Iterator[bytes]:
     while left:
         piece = source.read(min(left, _PIECE))
         if not piece:

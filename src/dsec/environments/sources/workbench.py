@@ -45,7 +45,7 @@ class Workbench:
     def _begin(self) -> None:
         self._place = self._folder / f"pack-{self._sealed}"
         self._place.mkdir(mode=0o700)
-        self._packer = Packer(self._place, self._known)
+        self._packer = Packer(self._place, self._known, limit=int(self.layers.bytes_free() * _BUDGET_SHARE))
 
     def add(self, pieces: Iterable[bytes | int], size: int | None = None, /) -> tuple[int, bytes | None, tuple[Segment, ...]]:
         """Take in a file's content, see `Packer.add`."""
