@@ -1,7 +1,10 @@
 """Packs: what a sandbox has written becomes a layer while it goes on.
 
 A pack is on record before the snapshot is taken, and again when it is there. What a restart finds before that was not begun and is
-forgotten, its caller repeats it; what it finds after is finished from the snapshot, whether or not the sandbox lives.
+forgotten, its caller repeats it; what it finds after is finished from the snapshot, whether or not the sandbox lives. How often its process
+was started is on record, too: whatever makes it die is not tried for ever.
+
+Packs to one tag are made one after the other, in the order of their snapshots: it ends at the latest moment.
 """
 
 from __future__ import annotations
@@ -25,7 +28,8 @@ from dsec.edge.sandbox import Sandbox
 from dsec.edge.snapshots import take_snapshot
 from dsec.environments.manifest import Configuration
 from dsec.environments.names import Reference
-from dsec.environments.packing import Interrupted, Packed, PackPlan, StackLimits, pack_snapshot
+from dsec.environments.packing import Packed, PackPlan, StackLimits
+from dsec.environments.packprocess import PackDied, PackJob, PackProcess
 from dsec.environments.residue import DEFAULT_RULES
 from dsec.trajectory import PackRow
 from libdsec.errors import Conflict, DSecError, NotFound, Overloaded, SandboxFailed, Unsupported
@@ -35,6 +39,13 @@ __all__ = ["Packs"]
 
 log = structlog.get_logger("dsec.edge")
 CLOSE_SECONDS = 10.0
+STARTS = 3
+"""How often a pack's process may die."""
+RETRY_SECONDS = 1.0
+
+
+class _Interrupted(Exception):
+    """This process ends: the next one finishes the pack."""
 
 
 class _Job(msgspec.Struct, kw_only=True, frozen=True):
@@ -47,6 +58,10 @@ class _Job(msgspec.Struct, kw_only=True, frozen=True):
     scrub: list[str]
     configuration: Configuration
     provenance: dict[str, str]
+    moment: float = 0.0
+    """When the snapshot was there. Of two, one is greater."""
+    starts: int = 0
+    """How often its process was started and not told to end."""
 
 
 class _Pack:
@@ -58,6 +73,9 @@ class _Pack:
         self.over = asyncio.Event()
         self.refused: DSecError | None = None
         """Why it was not begun."""
+        self.before: _Pack | None = None
+        """Of the same tag."""
+        self.process: PackProcess | None = None
 
 
 class Packs:
@@ -68,6 +86,9 @@ class Packs:
         self._packs: dict[str, _Pack] = {}
         self._threads: set[threading.Thread] = set()
         self._slots = asyncio.Semaphore(core.settings.packs_at_once)
+        self._latest: dict[tuple[str, str], _Pack] = {}
+        """By name and tag."""
+        self._moment = 0.0
         self._closing = False
 
     # -- requests
@@ -86,6 +107,9 @@ class Packs:
         if core.draining:
             raise Overloaded("this node is shutting down", cause="draining")
         sandbox = core.living(sandbox_id)
+        if len(self._packs) >= core.settings.packs_most:
+            # Each keeps what its sandbox has deleted or changed since on the disk that all share.
+            raise Overloaded(f"{len(self._packs)} packs are under way or wait for their turn on this node", cause="packs")
         if not sandbox.backend.capabilities().snapshot:
             raise Unsupported(f"the backend {sandbox.spec.backend} cannot take snapshots on this host", field="backend")
         pack = self._packs[op_id] = _Pack(_begun(op_id, sandbox, request), wanted, _job(sandbox, request), sandbox.backend)
@@ -120,14 +144,15 @@ class Packs:
         """Until the snapshot is there and on record. A failure is the caller's, and nothing of it stays."""
         core, job = self._core, pack.job
         try:
-            self._record(pack, "taking")
+            self._record(pack, "taking", pack.info)
             await core.journal.flush()
             stopped_ms = await take_snapshot(core, sandbox, job.snapshot, branchable=False)
             try:
                 pack.info.stopped_ms = round(stopped_ms, 3)
+                self._line_up(pack)
                 # The sandbox holds its layers no longer than it lives.
                 await core.in_thread(core.environments.acquire, job.layers, job.snapshot)
-                self._record(pack, "packing")
+                self._record(pack, "packing", pack.info)
                 await core.journal.flush()
             except BaseException:
                 await self._drop(pack)
@@ -139,40 +164,98 @@ class Packs:
             del self._packs[pack.info.op_id]
             pack.refused = error if isinstance(error, DSecError) else DSecError(repr(error), cause="snapshot", ran="not-run")
             pack.over.set()
+            self._leave_line(pack)
             if isinstance(error, DSecError):
                 return
             raise
         core.spawn(self._finish(pack))
 
+    def _line_up(self, pack: _Pack) -> None:
+        """After those of the same tag whose snapshots were there before. The clock may be set back, moments are not."""
+        self._moment = max(pack.job.moment or time.time(), self._moment + 1e-6)
+        pack.job = msgspec.structs.replace(pack.job, moment=self._moment)
+        tag = (pack.info.name, pack.info.tag)
+        pack.before = self._latest.get(tag)
+        self._latest[tag] = pack
+
+    def _leave_line(self, pack: _Pack) -> None:
+        tag = (pack.info.name, pack.info.tag)
+        if self._latest.get(tag) is pack:
+            del self._latest[tag]
+            if pack.before is not None:
+                self._latest[tag] = pack.before
+
     async def _finish(self, pack: _Pack) -> None:
-        core, info = self._core, pack.info
+        before = pack.before
+        while before is not None:
+            # One that could not begin is over before those that it waited for.
+            await before.over.wait()
+            before = before.before
+        ended = msgspec.structs.replace(pack.info)
         try:
             async with self._slots:
-                packed = await self._in_thread(pack)
-        except Interrupted:
+                _fill(ended, await self._made(pack))
+            ended.state = "published"
+        except _Interrupted:
             return
         except Exception as error:
             if not isinstance(error, DSecError):
-                log.exception("a pack failed", op_id=info.op_id, sandbox_id=info.sandbox_id)
+                log.exception("a pack failed", op_id=ended.op_id, sandbox_id=ended.sandbox_id)
                 error = DSecError(f"the pack failed: {error!r}", cause="pack", ran="ran")
-            info.error = error_body(error)
-            state = "failed"
-        else:
-            _fill(info, packed)
-            state = "published"
-        info.state = state  # type: ignore[assignment]
-        info.ended_at = time.time()
-        info.total_ms = round((info.ended_at - info.created_at) * 1000, 3)
-        core.counters[f"packs_{state}"] += 1
-        self._record(pack, state)
+            ended = msgspec.structs.replace(pack.info, state="failed", error=error_body(error))
+        ended.ended_at = time.time()
+        ended.total_ms = round((ended.ended_at - ended.created_at) * 1000, 3)
+        await self._end(pack, ended)
+
+    async def _end(self, pack: _Pack, ended: PackInfo) -> None:
+        """Whatever it came to, nobody waits for it longer, and nothing is kept for it."""
+        core = self._core
+        try:
+            self._record(pack, ended.state, ended)
+        except Exception as error:
+            log.exception("the end of a pack could not be recorded", op_id=ended.op_id)
+            told = DSecError(f"the end of the pack could not be recorded: {error!r:.500}", cause="pack", ran="ran")
+            ended = msgspec.structs.replace(
+                pack.info, state="failed", error=error_body(told), ended_at=ended.ended_at, total_ms=ended.total_ms
+            )
+            self._record(pack, "failed", ended)
         # On record before it is told, and before what a repetition would need is gone.
-        await core.journal.flush()
+        await self._recorded()
+        core.counters[f"packs_{ended.state}"] += 1
+        pack.info = ended
         pack.over.set()
-        await self._drop(pack)
-        self._packs.pop(info.op_id, None)
+        pack.before = None
+        self._leave_line(pack)
+        try:
+            await self._drop(pack)
+        except Exception as error:
+            log.warning("a snapshot could not be dropped", snapshot=pack.job.snapshot, error=repr(error))
+        finally:
+            self._packs.pop(ended.op_id, None)
+
+    async def _recorded(self) -> None:
+        """Until the journal has taken it: a disk that is full may have room again."""
+        while True:
+            try:
+                await self._core.journal.flush()
+                return
+            except Overloaded:
+                await asyncio.sleep(RETRY_SECONDS)
+
+    async def _made(self, pack: _Pack) -> Packed:
+        """Each start of its process is on record before it."""
+        while pack.job.starts < STARTS:
+            pack.job = msgspec.structs.replace(pack.job, starts=pack.job.starts + 1)
+            self._record(pack, "packing", pack.info)
+            await self._recorded()
+            try:
+                return await self._in_thread(pack)
+            except PackDied as error:
+                log.warning("a pack's process died", op_id=pack.info.op_id, starts=pack.job.starts, error=str(error))
+        raise DSecError(f"the pack was begun {STARTS} times, and died each time with its process", cause="pack-died", ran="ran")
 
     async def _in_thread(self, pack: _Pack) -> Packed:
-        """One that no end of the process waits for: it reads and writes the store, which may stall for ever."""
+        """One that no end of this process waits for: the store may stall for ever."""
         loop = asyncio.get_running_loop()
         over: asyncio.Future[Packed] = loop.create_future()
 
@@ -182,7 +265,7 @@ class Packs:
             if packed is not None:
                 over.set_result(packed)
             else:
-                over.set_exception(error or Interrupted())
+                over.set_exception(error or _Interrupted())
 
         def work() -> None:
             packed, failed = None, None
@@ -211,9 +294,27 @@ class Packs:
             configuration=job.configuration,
             provenance=job.provenance,
         )
-        limits = StackLimits(core.settings.snapshot_layers, core.settings.snapshot_small_bytes)
-        upper = pack.backend.snapshot_folder(job.snapshot)
-        return pack_snapshot(core.environments, upper, [Path(mount) for mount in mounts], plan, limits, stop=lambda: self._closing)
+        process = pack.process = PackProcess(
+            PackJob(
+                state=str(core.environments.state.absolute()),
+                store=str(core.environments.layers.root.absolute()),
+                upper=str(pack.backend.snapshot_folder(job.snapshot).absolute()),
+                mounts=[str(Path(mount).absolute()) for mount in mounts],
+                plan=plan,
+                limits=StackLimits(core.settings.snapshot_layers, core.settings.snapshot_small_bytes),
+                memory_bytes=core.settings.pack_memory_bytes,
+            )
+        )
+        if self._closing:
+            raise _Interrupted
+        try:
+            return process.run()
+        except PackDied:
+            if self._closing:
+                raise _Interrupted from None
+            raise
+        finally:
+            pack.process = None
 
     async def _drop(self, pack: _Pack) -> None:
         """The snapshot and the layers that were held for it. What cannot be removed now, the sweep removes."""
@@ -222,8 +323,7 @@ class Packs:
         await core.in_thread(core.environments.release, name)
         await pack.backend.drop_snapshot(name)
 
-    def _record(self, pack: _Pack, state: str) -> None:
-        info = pack.info
+    def _record(self, pack: _Pack, state: str, info: PackInfo) -> None:
         row = PackRow(info.op_id, info.sandbox_id, state, info.created_at, pack.request, encode(pack.job), encode(info))
         self._core.journal.put_pack(row)
 
@@ -234,6 +334,7 @@ class Packs:
         core = self._core
         lost = rebooted(core)
         there = {backend.name: await backend.snapshots() for backend in core.backends.values()}
+        going_on: list[_Pack] = []
         for row in core.journal.packs(under_way=True):
             info = msgspec.msgpack.decode(row.info, type=PackInfo)
             job = msgspec.msgpack.decode(row.plan, type=_Job)
@@ -248,15 +349,25 @@ class Packs:
             else:
                 core.snapshots.add(job.snapshot)
                 pack = self._packs[row.op_id] = _Pack(info, row.request, job, core.backends[job.backend])
-                core.spawn(self._finish(pack))
+                going_on.append(pack)
+        for pack in sorted(going_on, key=lambda pack: pack.job.moment):
+            self._line_up(pack)
+            core.spawn(self._finish(pack))
         await core.journal.flush()
 
     def interrupt(self) -> None:
-        """What is under way stops soon, and is as it was after a crash."""
+        """What is under way ends at once, and is as it was after a crash, but that nobody holds it against the pack."""
+        if self._closing:
+            return
         self._closing = True
+        for pack in self._packs.values():
+            if (process := pack.process) is not None:
+                pack.job = msgspec.structs.replace(pack.job, starts=pack.job.starts - 1)
+                self._record(pack, "packing", pack.info)
+                process.kill()
 
     async def aclose(self) -> None:
-        """Interrupt, and wait until it has stopped; not for long, as the store may have stalled."""
+        """Interrupt, and wait until it has ended; not for long, as the store may have stalled."""
         self.interrupt()
         until = time.monotonic() + CLOSE_SECONDS
         for thread in list(self._threads):

@@ -25,6 +25,10 @@ class EdgeSettings:
     restart_grace_seconds: float = 30.0
     """No sandbox is found idle sooner than this after a restart: its clients could not reach us."""
     packs_at_once: int = 2
+    packs_most: int = 256
+    """Under way and waiting for their turn; more are refused, as each keeps a snapshot."""
+    pack_memory_bytes: int = 2 << 30
+    """What a pack's process may have; some 600 bytes a file."""
     snapshot_layers: int = 8
     """Consecutive snapshot layers on the top of a stack; one more, and they are merged into one."""
     snapshot_small_bytes: int = 1 << 20

@@ -10,13 +10,12 @@ import errno
 import hashlib
 import io
 import os
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import closing
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack, closing
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
-from dsec.environments.environment import EnvironmentStore
 from dsec.environments.erofs import read_image
 from dsec.environments.manifest import Configuration, FileDigest, Kind, Manifest
 from dsec.environments.names import Reference
@@ -24,19 +23,18 @@ from dsec.environments.packs import ContentsLost, KnownContents, Packer
 from dsec.environments.packs.limit import limit_packs
 from dsec.environments.publish import publish_tree
 from dsec.environments.residue import RENEWED_RULES, Residue
-from dsec.environments.store import METADATA, lost
+from dsec.environments.store import METADATA, LayerStore, lost
 from dsec.environments.trees.merge import collapse
 from dsec.environments.trees.model import OPAQUE, REDIRECT, Node, Pack, whiteout
 from dsec.environments.trees.walk import keep_overlay_marks, walk
-from libdsec.errors import DSecError, QuotaExceeded
+from dsec.kernel.paths import folder_open, is_there
+from libdsec.errors import DSecError, QuotaExceeded, Unsupported
 
-__all__ = ["Interrupted", "PackPlan", "Packed", "StackLimits", "pack_snapshot"]
+__all__ = ["PackPlan", "Packed", "StackLimits", "pack_snapshot"]
 
 _TRIES: Final = 3
-
-
-class Interrupted(Exception):
-    """`stop` said so. Nothing was published."""
+_TOLD: Final = 500
+"""Characters of what is said of a tree that cannot be a layer: names in it are the sandbox's."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,19 +67,20 @@ class Packed:
     merged: int
 
 
-def pack_snapshot(
-    store: EnvironmentStore, upper: Path, mounts: Sequence[Path], plan: PackPlan, limits: StackLimits, *, stop: Callable[[], bool]
-) -> Packed:
+def pack_snapshot(state: Path, layers: LayerStore, upper: Path, mounts: Sequence[Path], plan: PackPlan, limits: StackLimits) -> Packed:
     """Publish the difference that `upper` is. Blocks for as long as it takes; nothing is visible if it fails or dies.
 
-    `mounts` are where the layers of the plan are mounted. `stop` is asked now and then. Raises QuotaExceeded(cause="disk") on a full disk,
-    DSecError where the store loses what is referred to again and again.
+    What a sandbox has written may be of any size and shape, and time and memory go with it: see `packprocess`. `mounts` are where the
+    layers of the plan are mounted. Raises QuotaExceeded(cause="disk") on a full disk, Unsupported(cause="tree" or "too-deep") for what no
+    layer can hold, DSecError where the store loses what is referred to again and again.
     """
-    store.layers.prepare()
+    layers.prepare()
     for tried in range(1, _TRIES + 1):
         try:
-            with store.layers.building.lease() as folder:
-                return _Packing(store, upper, mounts, plan, limits, stop).run(folder)
+            with layers.building.lease() as folder:
+                return _Packing(state, layers, upper, mounts, plan, limits).run(folder)
+        except ValueError as error:
+            raise Unsupported(f"no layer can hold this: {error!s:.{_TOLD}}", cause="tree", ran="ran") from error
         except ContentsLost as error:
             if tried == _TRIES:
                 raise DSecError(f"the store loses contents while they are used: {error}", cause="store-lost", ran="ran") from error
@@ -95,24 +94,24 @@ def pack_snapshot(
 class _Packing:
     def __init__(
         self,
-        store: EnvironmentStore,
+        state: Path,
+        layers: LayerStore,
         upper: Path,
         mounts: Sequence[Path],
         plan: PackPlan,
         limits: StackLimits,
-        stop: Callable[[], bool],
     ) -> None:
-        self._store = store
+        self._state = state
+        self._layers = layers
         self._upper = upper
         self._mounts = mounts
         self._plan = plan
         self._limits = limits
-        self._stop = stop
         self._residue = Residue([*plan.scrub, *RENEWED_RULES])
         self._left_out: list[bytes] = []
 
     def run(self, folder: Path) -> Packed:
-        known = KnownContents(self._store.state / "contents.db", self._store.layers.root / "packs")
+        known = KnownContents(self._state / "contents.db", self._layers.root / "packs")
         with closing(known), closing(Packer(folder, known)) as packer:
             known.refresh()
             root = walk(self._upper, packer.add, keep_xattr=keep_overlay_marks, skip=self._skip)
@@ -120,13 +119,11 @@ class _Packing:
             below, above = self._split()
             packs: dict[str, Pack] = {}
             root = collapse([*(self._tree(digest, packs) for digest in above), root], keep_whiteouts=True)
-            if self._stop():
-                raise Interrupted
-            limit_packs(root, packer, self._store.layers.root / "packs")
+            limit_packs(root, packer, self._layers.root / "packs")
             pack = packer.finish()
             plan = self._plan
             manifest = publish_tree(
-                self._store.layers,
+                self._layers,
                 root,
                 pack=pack,
                 folder=folder,
@@ -144,7 +141,7 @@ class _Packing:
         layers = self._plan.layers
         cut = len(layers)
         small = 0
-        while cut and (identity := self._store.layers.manifest(layers[cut - 1]).identity).kind == "snapshot":
+        while cut and (identity := self._layers.manifest(layers[cut - 1]).identity).kind == "snapshot":
             small += identity.metadata.size
             cut -= 1
         many = len(layers) - cut + 1 > self._limits.layers
@@ -154,15 +151,13 @@ class _Packing:
 
     def _tree(self, digest: str, packs: dict[str, Pack]) -> Node:
         """What is merged gets a new digest, which must not cover up that the store has spoilt it."""
-        manifest = self._store.layers.manifest(digest)
-        data = (self._store.layers.folder(digest) / METADATA).read_bytes()
+        manifest = self._layers.manifest(digest)
+        data = (self._layers.folder(digest) / METADATA).read_bytes()
         if FileDigest(sha256=hashlib.sha256(data).hexdigest(), size=len(data)) != manifest.identity.metadata:
             raise lost(manifest.name, digest, "its metadata is not what its digest says")
         return read_image(io.BytesIO(data), packs)
 
     def _skip(self, path: bytes, status: os.stat_result) -> bool:
-        if self._stop():
-            raise Interrupted
         if not self._residue.matches(path):
             return False
         if status.st_rdev == 0 and status.st_mode & 0o170000 == 0o020000:
@@ -173,15 +168,17 @@ class _Packing:
 
     def _hide_left_out(self, root: Node) -> None:
         """What is left out must not show again what a layer below has in its place."""
-        for path in self._left_out:
-            *folders, name = path.split(b"/")
-            found = _below(root, folders)
-            if found is None:
-                continue
-            folder, below = found
-            if any(os.path.lexists(b"/".join((os.fsencode(mount), *below, name))) for mount in self._mounts):
-                assert folder.children is not None
-                folder.children[name] = whiteout()
+        with ExitStack() as opened:
+            mounts = [opened.enter_context(folder_open(mount)) for mount in self._mounts]
+            for path in self._left_out:
+                *folders, name = path.split(b"/")
+                found = _below(root, folders)
+                if found is None:
+                    continue
+                folder, below = found
+                if any(is_there(mount, [*below, name]) for mount in mounts):
+                    assert folder.children is not None
+                    folder.children[name] = whiteout()
 
 
 def _below(root: Node, folders: Sequence[bytes]) -> tuple[Node, list[bytes]] | None:

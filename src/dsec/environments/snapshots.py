@@ -22,6 +22,7 @@ from typing import Final
 
 from dsec.environments.names import check_owner
 from dsec.kernel import btrfs
+from dsec.kernel.paths import folder_open, is_there
 from libdsec.errors import Conflict, DSecError, NotFound, QuotaExceeded, Unsupported
 
 __all__ = ["LANES", "RENEWED", "SNAPSHOTS", "ScratchSnapshots", "disk_error", "forget_seeds"]
@@ -210,6 +211,11 @@ def forget_seeds(upper: int, lowers: Sequence[Path]) -> None:
             _forget(upper, path, lowers)
 
 
+def _brings(lower: Path, path: str) -> bool:
+    with folder_open(lower) as root:
+        return is_there(root, os.fsencode(path).split(b"/"))
+
+
 def _forget(upper: int, path: str, lowers: Sequence[Path]) -> None:
     *folders, name = path.split("/")
     fd = os.dup(upper)
@@ -221,7 +227,7 @@ def _forget(upper: int, path: str, lowers: Sequence[Path]) -> None:
         if not stat.S_ISREG(os.lstat(name, dir_fd=fd).st_mode):
             return
         os.unlink(name, dir_fd=fd)
-        if any(os.path.lexists(lower / path) for lower in lowers):
+        if any(_brings(lower, path) for lower in lowers):
             os.mknod(name, stat.S_IFCHR, 0, dir_fd=fd)
     finally:
         os.close(fd)
