@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import os
+import shutil
 import stat
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -12,6 +13,7 @@ from typing import Any, Final, Protocol
 
 import msgspec
 
+from dsec.environments.sources.archives import Budget
 from dsec.environments.sources.bytestreams import Seekable
 from dsec.environments.sources.refusals import damaged
 from dsec.environments.sources.streams import Extent, decompressed
@@ -23,6 +25,8 @@ __all__ = ["Blobs", "document", "opened_image"]
 _DOCUMENT_LIMIT: Final = 16 << 20
 _FILES_LIMIT: Final = 100_000
 _LINKS_LIMIT: Final = 40
+_DISK_SHARE: Final = 0.9
+"""Of what the disk has left an image may take so much while it is read."""
 
 
 class Blobs(Protocol):
@@ -50,8 +54,10 @@ def opened_image(path: Path, work: Path, progress: Callable[[int, int], None]) -
     with path.open("rb", buffering=0) as file:
         with decompressed(Extent(file.fileno()), progress) as stream:
             if not stream.is_plain:
+                budget = Budget(int(shutil.disk_usage(work).free * _DISK_SHARE))
                 with (work / "image.tar").open("xb", buffering=0) as plain:
                     for chunk in stream:
+                        budget.spend(len(chunk))
                         plain.write(chunk)
         if stream.is_plain:
             yield _Archive(file.fileno())

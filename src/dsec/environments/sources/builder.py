@@ -34,6 +34,8 @@ _PATH_LIMIT: Final = 4096
 _TARGET_LIMIT: Final = 4095
 _DEPTH_LIMIT: Final = 2048
 _LINKS_LIMIT: Final = 40
+_STEPS_LIMIT: Final = 1024
+"""From folder to folder below links, in one look-up."""
 _REMEMBERED: Final = 10_000
 _NODES_LIMIT: Final = 16_000_000
 _XATTRS_LIMIT: Final = 0xFFFF
@@ -65,6 +67,7 @@ class TreeBuilder:
         self._hidden: list[list[bytes]] = []
         self._opaque: set[Node] = set()
         self._count = 0
+        self._steps = 0
         if layered:
             self._imply(self.root, PARENT)
 
@@ -90,7 +93,13 @@ class TreeBuilder:
 
     def _descend(self, stack: list[Node], parts: Iterable[bytes], name: bytes, *, links: int, make: bytes) -> int:
         """Follow `parts` from the top of the stack; `make` b"": what is missing is refused. Returns how many links were followed."""
+        if not links:
+            self._steps = 0
         for part in parts:
+            if links:
+                self._steps += 1
+                if self._steps > _STEPS_LIMIT:
+                    refuse(name, "lies below links that lead too far about")
             if part == b"..":
                 if len(stack) > 1:
                     stack.pop()

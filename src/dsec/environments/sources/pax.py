@@ -12,13 +12,16 @@ from dsec.environments.sources.refusals import damaged, refuse
 if TYPE_CHECKING:
     from dsec.environments.sources.tar import Member
 
-__all__ = ["apply_records", "decimal", "parse_records"]
+__all__ = ["apply_records", "decimal", "merge_records", "parse_records"]
 
 _XATTR: Final = b"SCHILY.xattr."
 _XATTR_BASE64: Final = b"LIBARCHIVE.xattr."
 _OFFSET: Final = b"GNU.sparse.offset"
 _LENGTH: Final = b"GNU.sparse.numbytes"
 _NUMBER_DIGITS: Final = 20
+_RUNS_LIMIT: Final = 1 << 18
+_RECORDS_LIMIT: Final = 1 << 15
+"""Of a few bytes each they take far more memory than the header that they are in."""
 
 
 def parse_records(data: bytes, sparse: list[tuple[int, int]]) -> dict[bytes, bytes]:
@@ -41,8 +44,17 @@ def parse_records(data: bytes, sparse: list[tuple[int, int]]) -> dict[bytes, byt
             sparse.append((offset, decimal(value, "a hole")))
         else:
             records[key] = value
+        if len(records) > _RECORDS_LIMIT or len(sparse) > _RUNS_LIMIT:
+            raise damaged("a pax header has too many records")
         position = stop
     return records
+
+
+def merge_records(known: dict[bytes, bytes], more: dict[bytes, bytes]) -> None:
+    """What a further header says is added to `known`. InvalidArgument if together they are too many."""
+    known |= more
+    if len(known) > _RECORDS_LIMIT:
+        raise damaged("pax headers have too many records")
 
 
 def apply_records(member: Member, records: dict[bytes, bytes]) -> None:

@@ -6,6 +6,7 @@ import contextlib
 import hashlib
 import platform
 import re
+import shutil
 import subprocess
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -28,6 +29,8 @@ _REFERENCE: Final = re.compile(
 )
 _LOOK_SECONDS: Final = 0.2
 _BLOB_LIMIT: Final = 1 << 42
+_DISK_SHARE: Final = 0.9
+"""Of what the disk has left an image may take so much while it is read."""
 _SAID_LIMIT: Final = 2000
 _DENIED: Final = ("unauthorized", "authentication required", "denied", "invalid username/password")
 _MISSING: Final = ("manifest unknown", "name unknown", "not found", "404")
@@ -66,9 +69,22 @@ def pulled(
         digest = _chosen(manifest, argument)
     pinned = f"{_without_version(name)}@{digest}"
     layout = bench.scratch / "pulled"
+    room = int(shutil.disk_usage(bench.scratch).free * _DISK_SHARE)
     total = _prepare(layout, raw if pinned == name else _inspect(["--raw", pinned], options), pinned, options, bench)
-    _copy(pinned, layout, options, lambda done: progress(done, total))
+    if total > room:
+        raise _no_room(name)
+
+    def tell(done: int) -> None:
+        if done > room:  # it said less
+            raise _no_room(name)
+        progress(done, total)
+
+    _copy(pinned, layout, options, tell)
     yield layout, {"pulled": f"{name.removeprefix('docker://')}", "pulled_digest": digest, "tool": tool_version("skopeo")}
+
+
+def _no_room(name: str) -> QuotaExceeded:
+    return QuotaExceeded(f"source: {name} takes more than the disk has", field="source", cause="disk", ran="ran")
 
 
 def _without_version(name: str) -> str:

@@ -30,6 +30,9 @@ _AHEAD: Final = 8
 """Chunks that wait for their reader at most."""
 
 _READ: Final = 1 << 18
+_XZ_MEMORY: Final = 256 << 20
+"""Four times what the highest of xz's presets takes."""
+
 _DAMAGE: Final[tuple[type[Exception], ...]] = (
     EOFError,
     zlib.error,
@@ -78,6 +81,31 @@ class _Raw(io.RawIOBase):
         return len(data)
 
 
+class _Xz:
+    """xz and lzma, of which several may follow each other. The standard library's own reader has no limit on memory."""
+
+    def __init__(self, source: ByteReader) -> None:
+        self._source = source
+        self._stream = lzma.LZMADecompressor(memlimit=_XZ_MEMORY)
+
+    def read(self, size: int = -1, /) -> bytes:
+        """The next bytes; b"" at the end."""
+        while True:
+            if self._stream.eof:
+                rest = self._stream.unused_data.lstrip(b"\0")  # NULs fill the room between streams
+                while not rest and (more := self._source.read(_READ)):
+                    rest = more.lstrip(b"\0")
+                if not rest:
+                    return b""
+                self._stream = lzma.LZMADecompressor(memlimit=_XZ_MEMORY)
+            else:
+                rest = self._source.read(_READ) if self._stream.needs_input else b""
+                if not rest and self._stream.needs_input:
+                    raise EOFError("it ends within the compressed stream")
+            if data := self._stream.decompress(rest, max_length=size):
+                return data
+
+
 def _opened(source: Extent) -> ByteReader:
     """gzip, bzip2, xz and zstd are known by their first bytes."""
     magic = os.pread(source.fd, min(6, source.size), source.start)
@@ -86,7 +114,7 @@ def _opened(source: Extent) -> ByteReader:
     if magic.startswith(b"BZh"):
         return bz2.BZ2File(io.BufferedReader(_Raw(source), _READ))
     if magic.startswith((b"\xfd7zXZ\x00", b"\x5d\x00\x00")):
-        return lzma.LZMAFile(io.BufferedReader(_Raw(source), _READ))
+        return _Xz(source)
     if magic.startswith((b"\x28\xb5\x2f\xfd", b"\x50\x2a\x4d\x18")):
         return zstd.ZstdFile(io.BufferedReader(_Raw(source), _READ))
     return source

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from dsec.environments.sources.bytestreams import ByteSource
-from dsec.environments.sources.pax import apply_records, decimal, parse_records
+from dsec.environments.sources.pax import apply_records, decimal, merge_records, parse_records
 from dsec.environments.sources.refusals import damaged, refuse
 from libdsec.errors import InvalidArgument
 
@@ -29,6 +29,13 @@ _BLOCK: Final = 512
 _FIELDS: Final = struct.Struct("100s8s8s8s12s12s8sc100s6s2s32s32s8s8s155s12x")
 _ZERO: Final = bytes(_BLOCK)
 _EXTENDED_LIMIT: Final = 16 << 20
+"""Of all extended headers of one member together."""
+
+_GLOBAL_LIMIT: Final = 1 << 20
+_GLOBAL_RECORDS_LIMIT: Final = 1024
+"""Of what is said once for all members: it is kept, and gone through for each of them."""
+
+_MAP_LINE_LIMIT: Final = 64
 _RUNS_LIMIT: Final = 1 << 18
 _SIZE_LIMIT: Final = 1 << 44
 """What ext4 allows, too. The holes of a file larger than that would fill a disk with nothing but their list."""
@@ -123,6 +130,7 @@ class TarReader:
         records: dict[bytes, bytes] = {}
         sparse: list[tuple[int, int]] = []
         long_name = long_link = b""
+        left = _EXTENDED_LIMIT
         while True:
             header = self._source.take(_BLOCK)
             if len(header) < _BLOCK:
@@ -134,15 +142,20 @@ class TarReader:
             kind = header[156:157]
             match kind:
                 case b"L":
-                    long_name = self._extended(header).rstrip(b"\0")
+                    data = self._extended(header, left)
+                    long_name = data.rstrip(b"\0")
                 case b"K":
-                    long_link = self._extended(header).rstrip(b"\0")
+                    data = self._extended(header, left)
+                    long_link = data.rstrip(b"\0")
                 case b"g":
-                    self._global |= parse_records(self._extended(header), [])
+                    data = self._extended(header, min(left, _GLOBAL_LIMIT))
+                    self._keep_global(parse_records(data, []))
                 case b"x" | b"X":
-                    records |= parse_records(self._extended(header), sparse)
+                    data = self._extended(header, left)
+                    merge_records(records, parse_records(data, sparse))
                 case _:
                     break
+            left -= _BLOCK + len(data)
         member = self._plain(header, kind)
         member.name = long_name or member.name
         member.link = long_link or member.link
@@ -160,10 +173,15 @@ class TarReader:
 
     # -- headers -------------------------------------------------------------------------------------------------------------------------
 
-    def _extended(self, header: bytes) -> bytes:
+    def _keep_global(self, records: dict[bytes, bytes]) -> None:
+        self._global |= records
+        if len(self._global) > _GLOBAL_RECORDS_LIMIT or sum(len(key) + len(value) for key, value in self._global.items()) > _GLOBAL_LIMIT:
+            raise damaged("too much is said for all members at once")
+
+    def _extended(self, header: bytes, left: int) -> bytes:
         size = _number(self._checked(header)[4], "a size")
-        if not 0 <= size <= _EXTENDED_LIMIT:
-            raise damaged(f"a header of {size} bytes")
+        if not 0 <= size <= left:
+            raise damaged(f"a header of {size} bytes, or too many of them")
         data = self._source.take(size)
         padding = -size % _BLOCK
         if len(data) < size or self._source.skip(padding) < padding:
@@ -215,6 +233,8 @@ class TarReader:
         if records.get(b"GNU.sparse.major") == b"1":
             member.runs = self._map_in_data(member)
         elif (text := records.get(b"GNU.sparse.map")) is not None:
+            if text.count(b",") > 2 * _RUNS_LIMIT:
+                refuse(member.name, "has too many holes")
             numbers = [decimal(number, "a hole") for number in text.split(b",") if number]
             member.runs = _pairs(numbers, member.name)
         elif sparse or b"GNU.sparse.numblocks" in records:
@@ -246,7 +266,7 @@ class TarReader:
         rest = b""
         while not numbers or len(numbers) < 1 + 2 * numbers[0]:
             block = self._source.take(min(_BLOCK, member.stored))
-            if len(block) < _BLOCK:
+            if len(block) < _BLOCK or len(rest) > _MAP_LINE_LIMIT:
                 raise damaged(f"{os.fsdecode(member.name)!r:.200} has a garbled list of holes")
             member.stored -= _BLOCK
             *lines, rest = (rest + block).split(b"\n")

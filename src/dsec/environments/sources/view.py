@@ -11,6 +11,8 @@ from dsec.environments.trees import OPAQUE, Node, is_whiteout
 __all__ = ["View"]
 
 _LINKS_LIMIT: Final = 40
+_STEPS_LIMIT: Final = 1024
+"""From folder to folder below links, in one look-up."""
 
 _Folder = tuple[Node, ...]
 """The folders that make up one, the topmost first."""
@@ -45,9 +47,12 @@ class View:
             return None
         stack: list[tuple[bytes, _Folder]] = [(b"", self._root)]
         pending = list(reversed(path))
-        links = 0
+        links = steps = 0
         while pending:
             part = pending.pop()
+            steps += links > 0
+            if steps > _STEPS_LIMIT:
+                return None
             if part == b"..":
                 if len(stack) > 1:
                     stack.pop()
