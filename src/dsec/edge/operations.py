@@ -155,7 +155,13 @@ class Operations:
         sandbox = self._core.find(sandbox_id)
         op = None if sandbox is None else sandbox.ops.get(op_id)
         if sandbox is not None and op is not None and op.state == "running":
-            return await live_output(await self._core.usable(sandbox), op, stream, offset, limit)
+            channel = await self._core.usable(sandbox)
+            try:
+                return await live_output(channel, op, stream, offset, limit)
+            except (NotFound, OutcomeUnknown):
+                # It ended, and perhaps was forgotten, between our look and aether's.
+                if not await self._ends(op):
+                    raise
         result = await self.result(sandbox_id, op_id)
         return kept_output(result, stream, offset, limit)
 
@@ -166,16 +172,40 @@ class Operations:
         op = None if sandbox is None else sandbox.ops.get(op_id)
         if sandbox is not None and op is not None and op.state == "running":
             channel = await core.usable(sandbox)
+            op.views += 1
             try:
                 attachment = await channel.attach(
                     op_id, session_id=op.session_id, stdout_offset=stdout_offset, stderr_offset=stderr_offset, credit=credit
                 )
-            except NotFound:
-                # It ended and was forgotten between our look and aether's.
-                await asyncio.wait([op.wait()], timeout=CAUSE_SECONDS)
+            except (NotFound, OutcomeUnknown):
+                # It ended, and perhaps was forgotten, between our look and aether's.
+                self._unview(sandbox, op)
+                if not await self._ends(op):
+                    raise
+            except BaseException:
+                self._unview(sandbox, op)
+                raise
             else:
-                return HeldAttachment(core, sandbox, attachment)
+                offsets = {1: stdout_offset, 2: stderr_offset}
+                return HeldAttachment(core, sandbox, attachment, offsets, partial(self._rest, op), partial(self._unview, sandbox, op))
         return RecordedAttachment(await self.result(sandbox_id, op_id), {1: stdout_offset, 2: stderr_offset})
+
+    async def _rest(self, op: Operation, offsets: dict[int, int], reason: OutcomeUnknown) -> Attachment:
+        """What is on record of an operation whose live view broke off; `reason` raised where it runs on."""
+        if not await self._ends(op):
+            raise reason
+        return RecordedAttachment(self._outcome(op), offsets)
+
+    async def _ends(self, op: Operation) -> bool:
+        """Whether the operation has ended: that news may be some milliseconds behind."""
+        if op.state == "running":
+            await asyncio.wait([op.wait()], timeout=CAUSE_SECONDS)
+        return op.state != "running"
+
+    def _unview(self, sandbox: Sandbox, op: Operation) -> None:
+        op.views -= 1
+        if op.views == 0 and op.safe:
+            self.acknowledge(sandbox, op)
 
     # -- the record
 
@@ -229,7 +259,10 @@ class Operations:
 
     def _recorded_safely(self, sandbox: Sandbox, op: Operation) -> None:
         self._forget(sandbox, op)
-        self.acknowledge(sandbox, op)
+        op.safe = True
+        # Forgotten by aether, it would be cut off for those who still read: the record may have less than they were to get.
+        if op.views == 0:
+            self.acknowledge(sandbox, op)
 
     def acknowledge(self, sandbox: Sandbox, op: Operation) -> None:
         """Let aether forget a recorded result."""

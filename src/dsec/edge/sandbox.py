@@ -34,10 +34,12 @@ class Operation:
         "pid",
         "request",
         "result",
+        "safe",
         "seq",
         "session_id",
         "started_at",
         "state",
+        "views",
         "waiter",
     )
 
@@ -59,6 +61,10 @@ class Operation:
         self.result: ExecResult | None = None
         self.outcome: DSecError | None = None
         """Why there is no result, where there never will be one."""
+        self.views = 0
+        """Live views of it that are open: until they are closed aether keeps the result."""
+        self.safe = False
+        """The result is on disk."""
         self.waiter: asyncio.Future[None] | None = None
 
     def row(self, sandbox_id: str) -> OpRow:

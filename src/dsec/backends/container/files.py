@@ -13,7 +13,7 @@ from dsec.backends.container.conversation import RequestConversation
 from dsec.backends.container.failures import error_from_fields
 from dsec.backends.container.frames import Fields, FieldValue, MalformedFrame, encode_fields, encode_frame
 from dsec.backends.protocol import OpenedFile
-from libdsec.errors import DSecError, InvalidArgument, SandboxFailed
+from libdsec.errors import DSecError, InvalidArgument, OutcomeUnknown, SandboxFailed
 from libdsec.schema import FileStat
 
 __all__ = ["ContainerFiles"]
@@ -208,10 +208,10 @@ class ContainerFiles:
         self._watches.add(conversation)
         try:
             conversation.send(encode_frame(wire.WATCH, encode_fields([(wire.T_PATH, path)])))
-            while not conversation.closed:
+            while True:
                 try:
                     kind, _, payload, _ = await conversation.next(patient=True)
-                except SandboxFailed:
+                except (OutcomeUnknown, SandboxFailed):
                     if self._closed:
                         return
                     raise
