@@ -28,6 +28,8 @@ __all__ = ["Operations"]
 
 log = structlog.get_logger("dsec.edge")
 ENDING = ("stopping", "stopped", "failed")
+KEPT_FOR_VIEWS = 256
+"""Ended commands of a sandbox that aether keeps for those who still read: each counts among the sessions that it can have."""
 EVENT_SECONDS = 0.05
 CAUSE_SECONDS = 1.0
 """How long a broken conversation waits to hear whether, and why, its sandbox is gone."""
@@ -204,7 +206,9 @@ class Operations:
 
     def _unview(self, sandbox: Sandbox, op: Operation) -> None:
         op.views -= 1
-        if op.views == 0 and op.safe:
+        if op.views == 0 and op.kept:
+            op.kept = False
+            sandbox.kept -= 1
             self.acknowledge(sandbox, op)
 
     # -- the record
@@ -259,9 +263,11 @@ class Operations:
 
     def _recorded_safely(self, sandbox: Sandbox, op: Operation) -> None:
         self._forget(sandbox, op)
-        op.safe = True
         # Forgotten by aether, it would be cut off for those who still read: the record may have less than they were to get.
-        if op.views == 0:
+        if op.views and sandbox.kept < KEPT_FOR_VIEWS:
+            op.kept = True
+            sandbox.kept += 1
+        else:
             self.acknowledge(sandbox, op)
 
     def acknowledge(self, sandbox: Sandbox, op: Operation) -> None:

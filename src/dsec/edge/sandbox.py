@@ -29,12 +29,12 @@ class Operation:
         "busy",
         "collecting",
         "ended_at",
+        "kept",
         "op_id",
         "outcome",
         "pid",
         "request",
         "result",
-        "safe",
         "seq",
         "session_id",
         "started_at",
@@ -62,9 +62,9 @@ class Operation:
         self.outcome: DSecError | None = None
         """Why there is no result, where there never will be one."""
         self.views = 0
-        """Live views of it that are open: until they are closed aether keeps the result."""
-        self.safe = False
-        """The result is on disk."""
+        """Live views of it that are open."""
+        self.kept = False
+        """Its result is on disk, and aether still keeps it for them."""
         self.waiter: asyncio.Future[None] | None = None
 
     def row(self, sandbox_id: str) -> OpRow:
@@ -122,6 +122,7 @@ class Sandbox:
         "channel",
         "early_ends",
         "error",
+        "kept",
         "launch",
         "machine",
         "ops",
@@ -144,6 +145,8 @@ class Sandbox:
         self.ops: dict[str, Operation] = {}
         self.sessions: dict[str, SessionRow] = {}
         self.seq = 0
+        self.kept = 0
+        """How many of its operations are `kept`."""
         self.launch: asyncio.Task[None] | None = None
         self.work: asyncio.Task[None] | None = None
         """The last of the chained calls of the backend about this sandbox."""
