@@ -11,7 +11,7 @@ from dsec.environments.sources.archives import Budget
 from dsec.environments.sources.workbench import Workbench
 from libdsec.errors import DSecError, InvalidArgument, QuotaExceeded
 
-pytestmark = pytest.mark.root
+pytestmark = [pytest.mark.root, pytest.mark.slow]
 
 
 def git(path, *arguments, data=None):

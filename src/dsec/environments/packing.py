@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
-from dsec.environments.erofs import read_image
+from dsec.environments.erofs import check_xattrs, holds_xattr, read_image
 from dsec.environments.manifest import Configuration, FileDigest, Kind, Manifest
 from dsec.environments.names import Reference
 from dsec.environments.packs import ContentsLost, KnownContents, Packer
@@ -33,6 +33,14 @@ from libdsec.errors import DSecError, QuotaExceeded, Unsupported
 __all__ = ["PackPlan", "Packed", "StackLimits", "pack_snapshot"]
 
 _TRIES: Final = 3
+_DISK_SHARE: Final = 0.9
+_GROWTH: Final = 16
+_SLACK: Final = 1 << 30
+"""A pack may take so many times the blocks that the files have, and this: a block between holes is stored with some that are zero. A
+sandbox's disk limit is to mean something for the store, too."""
+
+_UNIT: Final = 512
+"""Of st_blocks."""
 _TOLD: Final = 500
 """Characters of what is said of a tree that cannot be a layer: names in it are the sandbox's."""
 
@@ -87,6 +95,10 @@ def pack_snapshot(state: Path, layers: LayerStore, upper: Path, mounts: Sequence
         except OSError as error:
             if error.errno in (errno.ENOSPC, errno.EDQUOT):
                 raise QuotaExceeded(f"the store's disk is full: {error}", cause="disk", ran="ran") from error
+            if error.errno == errno.E2BIG and error.filename:
+                raise Unsupported(
+                    f"no layer can hold the names of all attributes of {error.filename!s:.{_TOLD}}", cause="tree", ran="ran"
+                ) from error
             raise
     raise AssertionError("the last try returns or raises")
 
@@ -109,12 +121,24 @@ class _Packing:
         self._limits = limits
         self._residue = Residue([*plan.scrub, *RENEWED_RULES])
         self._left_out: list[bytes] = []
+        self._room = int(layers.bytes_free() * _DISK_SHARE)
+        self._allocated = 0
 
     def run(self, folder: Path) -> Packed:
         known = KnownContents(self._state / "contents.db", self._layers.root / "packs")
         with closing(known), closing(Packer(folder, known)) as packer:
             known.refresh()
-            root = walk(self._upper, packer.add, keep_xattr=keep_overlay_marks, skip=self._skip)
+
+            def skip(path: bytes, status: os.stat_result) -> bool:
+                if self._skip(path, status):
+                    return True
+                self._allocated += status.st_blocks * _UNIT
+                packer.limit = min(self._room, self._allocated * _GROWTH + _SLACK)
+                return False
+
+            root = walk(self._upper, packer.add, keep_xattr=_kept, skip=skip)
+            check_xattrs(root)
+            packer.limit = self._room
             self._hide_left_out(root)
             below, above = self._split()
             packs: dict[str, Pack] = {}
@@ -179,6 +203,11 @@ class _Packing:
                 if any(is_there(mount, [*below, name]) for mount in mounts):
                     assert folder.children is not None
                     folder.children[name] = whiteout()
+
+
+def _kept(name: bytes) -> bool:
+    """What a layer has no room for is about the file system that it lies on, as `btrfs.compression`."""
+    return keep_overlay_marks(name) and holds_xattr(name)
 
 
 def _below(root: Node, folders: Sequence[bytes]) -> tuple[Node, list[bytes]] | None:

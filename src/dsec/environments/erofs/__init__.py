@@ -4,6 +4,6 @@ from __future__ import annotations
 
 from dsec.environments.erofs.reader import read_image
 from dsec.environments.erofs.writer import write_image
-from dsec.environments.erofs.xattrs import holds_xattr
+from dsec.environments.erofs.xattrs import check_xattrs, holds_xattr
 
-__all__ = ["holds_xattr", "read_image", "write_image"]
+__all__ = ["check_xattrs", "holds_xattr", "read_image", "write_image"]

@@ -297,9 +297,7 @@ def _plan_stored(name: bytes, node: Node, space: _Space, slots: dict[Pack, int],
         raise ValueError(f"the file {name!r} of {size} bytes has holes so fine that it needs {chunks} chunks: at most {_CHUNKS}")
     space.chunks += chunks
     if space.chunks > _ALL_CHUNKS:
-        raise ValueError(
-            f"files with holes so large that together they need more than {_ALL_CHUNKS} chunks, one of them {name!r}"
-        )
+        raise ValueError(f"files with holes so large that together they need more than {_ALL_CHUNKS} chunks, one of them {name!r}")
     place = space.take(fixed + -fixed % CHUNK_SIZE + CHUNK_SIZE * chunks, within_block=False)
     return Planned(place, node, xattrs, CHUNKED, size, chunk_bits=bits, segments=segments)
 

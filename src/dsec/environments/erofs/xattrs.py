@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import struct
 from typing import Final
 
-__all__ = ["decode_xattrs", "encode_xattrs", "holds_xattr"]
+from dsec.environments.trees.model import Node
+
+__all__ = ["check_xattrs", "decode_xattrs", "encode_xattrs", "holds_xattr"]
 
 _PREFIXES: Final = ((2, b"system.posix_acl_access"), (3, b"system.posix_acl_default"), (1, b"user."), (4, b"trusted."), (6, b"security."))
 _INDEXES: Final = dict(_PREFIXES)
@@ -26,6 +29,21 @@ def _split(name: bytes) -> tuple[int, bytes] | None:
 def holds_xattr(name: bytes) -> bool:
     """Whether an image can hold an attribute of this name: `user.`, `trusted.`, `security.` and the two POSIX ACLs."""
     return _split(name) is not None
+
+
+def check_xattrs(root: Node) -> None:
+    """Raises ValueError, naming the path, if some file in the tree has attributes that the format has no room for."""
+    waiting = [(b"", root)]
+    while waiting:
+        path, node = waiting.pop()
+        if node.xattrs:
+            try:
+                encode_xattrs(node.xattrs)
+            except ValueError as error:
+                raise ValueError(f"{os.fsdecode(path) or '/'}: {error}") from None
+        for name, child in (node.children or {}).items():
+            if child.children is not None or child.xattrs:
+                waiting.append((path + b"/" + name, child))
 
 
 def encode_xattrs(xattrs: dict[bytes, bytes]) -> bytes:

@@ -65,7 +65,8 @@ class Packer:
     def __init__(self, folder: Path, known: KnownContents | None = None, *, limit: int | None = None) -> None:
         self._folder = folder
         self._known = known
-        self._limit = limit
+        self.limit = limit
+        """May change while it works."""
         self._pack = Pack()
         self._entries: list[tuple[bytes, int]] = []
         self._own: dict[bytes, int] = {}
@@ -233,8 +234,8 @@ class Packer:
 
     def _append(self, view: memoryview) -> None:
         self._end += len(view)
-        if self._limit is not None and self._end > self._limit:
-            raise QuotaExceeded(f"contents take more than the {self._limit} bytes that there are for them", cause="disk", ran="ran")
+        if self.limit is not None and self._end > self.limit:
+            raise QuotaExceeded(f"contents take more than the {self.limit} bytes that there are for them", cause="disk", ran="ran")
         if len(view) < _LARGE:
             self._pending += view
             if len(self._pending) >= _PATIENCE:
