@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections import deque
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import AsyncExitStack
 
 import msgspec
@@ -17,7 +17,7 @@ from libdsec.schema import ExecResult, SignalRequest
 from libdsec.shielding import finish
 from libdsec.transport import WebSocket
 
-__all__ = ["ProcessStream"]
+__all__ = ["ProcessStream", "kept_from"]
 
 MESSAGEPACK = "application/vnd.msgpack"
 STDIN_PIECE = 256 << 10
@@ -98,14 +98,18 @@ class ProcessStream:
             while self.result is None:
                 try:
                     await self._read_messages()
-                except ConnectionFailed as error:
-                    await self._reconnect(error)
-                except OutcomeUnknown as error:
-                    # The server lost its own end, or dropped us for standing still. What was kept can be had from where we are.
-                    if sum(self._offsets.values()) == progress:
-                        raise
+                except (ConnectionFailed, OutcomeUnknown) as error:
+                    # The server lost its own end, dropped us for standing still, or was lost. What was kept can be had from where we are.
+                    standing = sum(self._offsets.values()) == progress
                     progress = sum(self._offsets.values())
-                    await self._reconnect(ConnectionFailed(error.message, ran="unknown", cause=error.cause))
+                    if standing and await self._take_record():
+                        return
+                    if isinstance(error, ConnectionFailed):
+                        await self._reconnect(error)
+                    elif standing:
+                        raise
+                    else:
+                        await self._reconnect(ConnectionFailed(error.message, ran="unknown", cause=error.cause))
         except DSecError as error:
             self._failure = error
         finally:
@@ -118,14 +122,10 @@ class ProcessStream:
         while True:
             message = await receive()
             if message is None:
-                raise ConnectionFailed("the server closed the stream", ran="unknown", cause="broken")
+                raise ConnectionFailed("the server closed the stream", ran="unknown", cause="closed")
             kind = message[0]
             if kind == streaming.DATA:
-                stream, offset, data = streaming.decode_data(message)
-                self.dropped[stream] += offset - self._offsets[stream]
-                self._offsets[stream] = offset + len(data)
-                self._pieces.append((stream, data))
-                self._wake.set()
+                self._take(*streaming.decode_data(message))
             elif kind == streaming.STDIN_CREDIT:
                 self._stdin_credit += streaming.decode_stdin_credit(message)
                 self._stdin_arrived.set()
@@ -134,6 +134,30 @@ class ProcessStream:
                 return
             elif kind == streaming.ERROR:
                 raise decode_error(500, message[1:], MESSAGEPACK)
+
+    async def _take_record(self) -> bool:
+        """Go on from the record of a process that has ended, to the result; False where it runs or nobody answers."""
+        try:
+            result = await self._api.once("GET", f"{self._path}/result", ExecResult, timeout=self._api.timeouts.request)
+        except ConnectionFailed:
+            return False
+        except Conflict as error:
+            if error.cause != "running":
+                raise
+            return False
+        for stream, kept, total in ((1, result.stdout, result.stdout_bytes), (2, result.stderr, result.stderr_bytes)):
+            for offset, data in kept_from(kept, total, self._offsets[stream]):
+                self._take(stream, offset, data)
+            self._take(stream, max(total, self._offsets[stream]), b"")
+        self.result = msgspec.structs.replace(result, stdout=b"", stderr=b"")
+        return True
+
+    def _take(self, stream: int, offset: int, data: bytes) -> None:
+        self.dropped[stream] += offset - self._offsets[stream]
+        self._offsets[stream] = offset + len(data)
+        if data:
+            self._pieces.append((stream, data))
+            self._wake.set()
 
     async def _reconnect(self, error: ConnectionFailed) -> None:
         if self._stdin_credit < streaming.STDIN_WINDOW:
@@ -221,3 +245,12 @@ class ProcessStream:
     async def resize(self, rows: int, cols: int) -> None:
         """Tell the terminal's size."""
         await self._writable().send(streaming.encode_resize(rows, cols))
+
+
+def kept_from(kept: bytes, total: int, offset: int) -> Iterator[tuple[int, bytes]]:
+    """What a record keeps of a stream from `offset` on: where bytes are missing, its halves are the stream's beginning and end."""
+    head = len(kept) if len(kept) >= total else len(kept) // 2
+    for start, data in ((0, kept[:head]), (total - len(kept) + head, kept[head:])):
+        skipped = max(0, offset - start)
+        if skipped < len(data):
+            yield start + skipped, data[skipped:]

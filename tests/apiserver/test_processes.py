@@ -8,7 +8,7 @@ import pytest
 from polling import until
 
 from libdsec import CommandFailed, Conflict, DSecClient, DSecContainerRunArgs, InvalidArgument, NotFound, OutcomeUnknown, streaming
-from libdsec.stream import ProcessStream
+from libdsec.stream import ProcessStream, kept_from
 
 
 @pytest.fixture
@@ -224,3 +224,59 @@ async def test_a_hold_has_an_end(served, sandbox, monkeypatch):
     process = await sandbox.start(["sleep", "100"])
     await until(lambda: served.edge.attachments[0].closed)
     await process.kill()
+
+
+class BrokenOff:
+    """A view that ends in good order and says nothing of how the command ended."""
+
+    def __init__(self, inner, pieces: int) -> None:
+        self.inner = inner
+        self.pieces = pieces
+        self.consumed = inner.consumed
+        self.aclose = inner.aclose
+
+    async def __aiter__(self):
+        items = self.inner.__aiter__()
+        for _ in range(self.pieces):
+            yield await anext(items)
+        await items.aclose()
+
+
+def break_off(served, monkeypatch, pieces: int) -> list[BrokenOff]:
+    """All views from now on break off after so many pieces."""
+    attach, views = served.edge.attach, []
+
+    async def broken(*args, **options):
+        views.append(BrokenOff(await attach(*args, **options), pieces))
+        return views[-1]
+
+    monkeypatch.setattr(served.edge, "attach", broken)
+    return views
+
+
+@pytest.mark.parametrize("pieces", [0, 1])
+async def test_a_stream_that_never_tells_the_end_is_finished_from_the_record(served, sandbox, monkeypatch, pieces):
+    process = await sandbox.start(shell="printf out; printf err >&2; exit 3")
+    await process.wait()
+    views = break_off(served, monkeypatch, pieces)
+    async with process.attach(stdout_offset=1) as stream:
+        assert await gathered(stream) == (b"ut", b"err")
+    assert (stream.result.exit_code, stream.result.stdout, stream.dropped) == (3, b"", {1: 0, 2: 0})
+    assert len(views) <= 4
+
+
+async def test_a_stream_of_a_running_process_that_always_breaks_off_says_so(served, sandbox, monkeypatch):
+    async with await sandbox.start(["sleep", "100"], background=True) as process:
+        break_off(served, monkeypatch, 0)
+        async with process.attach() as stream:
+            with pytest.raises(OutcomeUnknown) as caught:
+                await asyncio.wait_for(gathered(stream), 5)
+    assert (caught.value.cause, caught.value.ran) == ("detached", "unknown")
+
+
+def test_a_record_is_read_on_from_any_offset():
+    assert list(kept_from(b"headtail", 8, 6)) == [(6, b"il")]
+    assert list(kept_from(b"headtail", 108, 2)) == [(2, b"ad"), (104, b"tail")]
+    assert list(kept_from(b"headtail", 108, 50)) == [(104, b"tail")]
+    assert list(kept_from(b"headtail", 108, 106)) == [(106, b"il")]
+    assert list(kept_from(b"", 108, 0)) == []

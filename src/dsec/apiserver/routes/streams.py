@@ -16,7 +16,7 @@ from dsec.apiserver.failures import typed_error
 from dsec.apiserver.state import edge_of, holds_of
 from dsec.backends.protocol import Attachment, OutputChunk, StreamEnd
 from libdsec import streaming
-from libdsec.errors import Conflict, InvalidArgument
+from libdsec.errors import Conflict, InvalidArgument, OutcomeUnknown
 from libdsec.schema import SignalRequest
 from libdsec.signals import signal_number
 
@@ -75,7 +75,7 @@ async def _send_output(socket: WireSocket, attachment: Attachment) -> None:
             await send(socket, bytes([streaming.RESULT]) + _encode(shown))
             return
     # The iteration ends with a result or raises; anything else is the edge's fault and must not look like a clean end.
-    raise Conflict("the stream ended without a result", cause="detached", ran="unknown")
+    raise OutcomeUnknown("the stream ended without a result", cause="detached")
 
 
 class _Commands:
