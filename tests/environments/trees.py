@@ -12,7 +12,10 @@ __all__ = ["describe", "fill"]
 
 
 def describe(root: str | Path) -> dict[str, tuple[Any, ...]]:
-    """All that a tree is, but the numbers of its inodes: path to kind, mode, owner, time, content, xattrs and its other names."""
+    """All that a tree is, but the numbers of its inodes: path to kind, mode, owner, time, content, xattrs and its other names.
+
+    A folder with whiteouts has a mark in a layer that lies over others, which is no part of the tree.
+    """
     root = Path(root)
     found: dict[str, tuple[Any, ...]] = {}
     names: dict[tuple[int, int], list[str]] = {}
@@ -30,7 +33,8 @@ def describe(root: str | Path) -> dict[str, tuple[Any, ...]]:
             content = os.readlink(path)
         elif stat.S_ISCHR(status.st_mode) or stat.S_ISBLK(status.st_mode):
             content = (os.major(status.st_rdev), os.minor(status.st_rdev))
-        xattrs = {name: os.getxattr(path, name, follow_symlinks=False) for name in os.listxattr(path, follow_symlinks=False)}
+        names_of_xattrs = [name for name in os.listxattr(path, follow_symlinks=False) if name != "trusted.overlay.origin"]
+        xattrs = {name: os.getxattr(path, name, follow_symlinks=False) for name in names_of_xattrs}
         others = names.get((status.st_dev, status.st_ino), [])
         found[str(path.relative_to(root))] = (
             stat.S_IFMT(status.st_mode),

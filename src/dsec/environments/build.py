@@ -83,6 +83,9 @@ def build(
     defaults to base, for git and sdist to workspace. `dest` is the folder in the sandbox that the tree lies in: for a base `/`, for others
     `/workspace` unless given. `command` is noted as what was asked for.
 
+    The folders above `dest` become 0755 and root's in a sandbox, whatever the layers below have, but for the standard ones (/tmp, /root and
+    their like), which stay as systems have them.
+
     Layers of an image are kept for other images, and become one layer of the environment up to `collapse_below` bytes of contents; what is
     more becomes a second one over it, and so on. With 0 each stays a layer.
 
@@ -98,6 +101,8 @@ def build(
         for attempt in range(_ATTEMPTS):
             try:
                 return _build(store, request, tell)
+            except (ValueError, TypeError) as error:  # what a stranger's documents say has got further than it should
+                raise InvalidArgument(f"source: no layer can be made of it: {error!s:.500}", field="source", cause="archive") from error
             except ContentsLost as error:  # a collection of garbage took what this build referred to: it is stored anew
                 if attempt == _ATTEMPTS - 1:
                     raise DSecError(
@@ -137,12 +142,21 @@ def _checked(
         raise InvalidArgument(f"collapse_below: {collapse_below} bytes are none", field="collapse_below")
     image = parsed.scheme in ("oci", "docker")
     destination = dest if dest is not None else "/" if kind == "base" or image else DEFAULT_DESTINATION
-    if not destination.startswith("/") or "\0" in destination or ".." in destination.split("/"):
+    if not destination.startswith("/") or "\0" in destination or not _is_text(destination) or ".." in destination.split("/"):
         raise InvalidArgument(f"dest: {destination!r} is no absolute path without '..'", field="dest")
     destination = "/" + "/".join(part for part in destination.split("/") if part not in ("", "."))
     if kind == "base" and destination != "/":
         raise InvalidArgument("dest: a base lies in /", field="dest")
     return _Request(reference, parsed, kind, destination, tuple(include), registry, collapse_below, command)
+
+
+def _is_text(text: str) -> bool:
+    """Whether it is UTF-8, as all is that manifests hold."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def _build(store: EnvironmentStore, request: _Request, tell: Callable[[BuildProgress], None]) -> EnvironmentInfo:
@@ -167,7 +181,7 @@ def _build(store: EnvironmentStore, request: _Request, tell: Callable[[BuildProg
             trees = fetched.trees or [nest(Node(0o40755, children={}), "/")]
             if request.kind == "base":
                 furnish_base(trees)
-            groups = [nest(tree, request.destination) for tree in _grouped(trees, request.collapse_below)]
+            groups = [nest(tree, request.destination) for tree in _grouped(trees, request)]
             pack, place = bench.finish(groups)
         finally:
             bench.close()
@@ -205,16 +219,19 @@ def _provenance(store: EnvironmentStore, request: _Request, fetched: Fetched) ->
     """What is told of the layer: where from, by which command and with what, and what the name meant before."""
     found = {"dsec": version("dsec"), "host": f"{platform.system()} {platform.release()} {platform.machine()}"}
     if request.command:
-        found["command"] = request.command
+        found["command"] = request.command.encode(errors="backslashreplace").decode()
     with contextlib.suppress(DSecError):  # it meant nothing, or what it meant is lost
         found["replaces"] = store.layers.digest_of(request.reference)
     return found | fetched.provenance
 
 
-def _grouped(trees: Sequence[Node], limit: int) -> list[Node]:
-    """Consecutive layers become one as long as their contents stay below `limit`; whiteouts stay where something lies below."""
-    if len(trees) == 1:
-        return list(trees)
+def _grouped(trees: Sequence[Node], request: _Request) -> list[Node]:
+    """Consecutive layers become one as long as their contents stay below the limit; whiteouts stay where something lies below.
+
+    Those of an image's layers are for the image's own layers: below its lowest nothing is meant.
+    """
+    limit = request.collapse_below
+    whole = request.kind == "base" or request.source.scheme in ("oci", "docker")
     groups: list[list[Node]] = []
     size = 0
     for tree in trees:
@@ -225,4 +242,4 @@ def _grouped(trees: Sequence[Node], limit: int) -> list[Node]:
         else:
             groups.append([tree])
             size = own
-    return [collapse(group, keep_whiteouts=number > 0) for number, group in enumerate(groups)]
+    return [collapse(group, keep_whiteouts=number > 0 or not whole) for number, group in enumerate(groups)]

@@ -7,7 +7,7 @@ import stat
 from collections.abc import Callable
 from typing import Final
 
-from dsec.environments.sources.builder import TreeBuilder
+from dsec.environments.sources.builder import Tally, TreeBuilder
 from dsec.environments.sources.bytestreams import Chunked
 from dsec.environments.sources.refusals import damaged, refuse
 from dsec.environments.sources.streams import Stream
@@ -29,9 +29,10 @@ _AUFS: Final = b".wh..wh."
 
 
 class Budget:
-    """How many bytes files may hold in all; QuotaExceeded past it. Holes cost next to nothing."""
+    """How many bytes files may hold in all; QuotaExceeded past it. Holes cost next to nothing. `tally` is for what is kept in memory."""
 
     def __init__(self, limit: int) -> None:
+        self.tally = Tally()
         self._left = limit
 
     def spend(self, count: int) -> None:
@@ -70,7 +71,7 @@ def read_layer(stream: Stream, add: AddContent, budget: Budget) -> tuple[Node, s
 
     What the layer leaves to those below it is marked with `BELOW`.
     """
-    builder = TreeBuilder(layered=True)
+    builder = TreeBuilder(layered=True, tally=budget.tally)
     reader = TarReader(Chunked(stream), need_end=False)
     for member in reader:
         name = member.name

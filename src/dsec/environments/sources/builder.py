@@ -15,7 +15,7 @@ from dsec.environments.sources.refusals import refuse
 from dsec.environments.trees import OPAQUE, Node, folder, whiteout
 from libdsec.errors import InvalidArgument, QuotaExceeded
 
-__all__ = ["BELOW", "LINK", "MUST_EXIST", "PARENT", "TreeBuilder", "split"]
+__all__ = ["BELOW", "LINK", "MUST_EXIST", "PARENT", "Tally", "TreeBuilder", "split"]
 
 BELOW: Final = b"trusted.dsec.below"
 """Mark of a node that only the layers below can make whole; no tree that is mounted has it. Its values:"""
@@ -37,7 +37,9 @@ _LINKS_LIMIT: Final = 40
 _STEPS_LIMIT: Final = 1024
 """From folder to folder below links, in one look-up."""
 _REMEMBERED: Final = 10_000
-_NODES_LIMIT: Final = 16_000_000
+_NODES_LIMIT: Final = 8_000_000
+_KEPT_LIMIT: Final = 1 << 30
+_NAME_COST: Final = 64
 _XATTRS_LIMIT: Final = 0xFFFF
 """Of one, and of all of a file together, as other file systems have it."""
 _CAPABILITY: Final = b"security.capability"
@@ -57,16 +59,54 @@ def split(name: bytes) -> list[bytes]:
     return parts
 
 
-class TreeBuilder:
-    """Grows `root`. With `layered` the tree is that of a layer, and what it leaves to those below is marked with BELOW."""
+class Tally:
+    """What trees that are built together take in memory: entries, and bytes of names, targets, attributes and small files."""
 
-    def __init__(self, *, layered: bool = False) -> None:
+    def __init__(self, entries: int = _NODES_LIMIT, kept: int = _KEPT_LIMIT) -> None:
+        self._entries, self._kept = entries, kept
+        self._entries_left, self._kept_left = entries, kept
+
+    def add(self, entries: int, kept: int) -> None:
+        """QuotaExceeded(cause="files") where they become too many."""
+        self._entries_left -= entries
+        self._kept_left -= kept
+        if self._entries_left < 0 or self._kept_left < 0:
+            raise QuotaExceeded(
+                f"source: more than {self._entries} files, or {self._kept >> 20} MiB of what is kept with them in metadata",
+                field="source",
+                cause="files",
+                ran="ran",
+            )
+
+    def add_tree(self, root: Node) -> None:
+        """A whole tree that came from elsewhere."""
+        folders = [root]
+        while folders:
+            children = folders.pop().children or {}
+            self.add(len(children), sum(len(name) + _kept_bytes(node) for name, node in children.items()))
+            folders += [node for node in children.values() if node.children is not None]
+
+
+def _kept_bytes(node: Node) -> int:
+    kept = len(node.target) + len(node.inline or b"")
+    if node.xattrs:
+        kept += sum(len(name) + len(value) for name, value in node.xattrs.items())
+    return kept
+
+
+class TreeBuilder:
+    """Grows `root`. With `layered` the tree is that of a layer, and what it leaves to those below is marked with BELOW.
+
+    `tally` is for all trees of a build.
+    """
+
+    def __init__(self, *, layered: bool = False, tally: Tally | None = None) -> None:
         self.root = folder()
+        self._tally = tally if tally is not None else Tally()
         self._layered = layered
         self._found: dict[bytes, tuple[Node, int]] = {}
         self._hidden: list[list[bytes]] = []
         self._opaque: set[Node] = set()
-        self._count = 0
         self._steps = 0
         if layered:
             self._imply(self.root, PARENT)
@@ -129,9 +169,7 @@ class TreeBuilder:
         return links
 
     def _grow(self, name: bytes, depth: int) -> None:
-        self._count += 1
-        if self._count > _NODES_LIMIT:
-            raise QuotaExceeded(f"source: the archive has more than {_NODES_LIMIT} files", field="source", cause="files", ran="ran")
+        self._tally.add(1, _NAME_COST)
         if depth > _DEPTH_LIMIT:
             refuse(name, "cannot be made: it lies too deep")
 
@@ -156,6 +194,7 @@ class TreeBuilder:
         """Put a node in its place: a folder gives one that is there its owner, mode, time and xattrs; all else replaces what is there."""
         parts = split(name)
         _check_xattrs(name, node)
+        self._tally.add(0, _kept_bytes(node))
         if stat.S_ISLNK(node.mode):
             if not node.target or b"\0" in node.target:
                 refuse(name, "is a link to nothing")
@@ -196,6 +235,9 @@ class TreeBuilder:
             refuse(name, "is the root, and no folder")
         if origin is None:
             origin = Node(stat.S_IFLNK | 0o777, target=b"/".join(origin_parts), xattrs={BELOW: LINK})
+            if len(origin.target) > _TARGET_LIMIT:
+                refuse(name, "cannot be made: its target is too long")
+            self._tally.add(0, len(origin.target))
         parent, depth = self._parent(parts, name)
         assert parent.children is not None
         there = parent.children.get(parts[-1])
@@ -217,9 +259,9 @@ class TreeBuilder:
         self._hide(name, [*split(name), b""])
 
     def _hide(self, name: bytes, parts: list[bytes]) -> None:
-        self._count += 1
-        if self._count > _NODES_LIMIT or len(parts) > _DEPTH_LIMIT:
-            refuse(name, "is one whiteout too many")
+        self._tally.add(len(parts), len(name))
+        if len(parts) > _DEPTH_LIMIT:
+            refuse(name, "cannot be made: it lies too deep")
         self._hidden.append(parts)
 
     def finish(self) -> Node:
@@ -259,7 +301,7 @@ def _check_xattrs(name: bytes, node: Node) -> None:
     size = 0
     for key, value in kept.items():
         size += len(key) + len(value)
-        if not 5 < len(key) <= _NAME_LIMIT or size > _XATTRS_LIMIT or not _is_sane(key, value, node):
+        if not 5 < len(key) <= _NAME_LIMIT or b"\0" in key or size > _XATTRS_LIMIT or not _is_sane(key, value, node):
             _refuse_xattr(name, key)
     node.xattrs = kept
 

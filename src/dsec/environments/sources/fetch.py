@@ -32,7 +32,7 @@ SCHEMES: Final = ("debian", "dir", "tar", "oci", "docker", "git", "sdist")
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """A parsed source. `text` is as given."""
+    """A parsed source. `text` is for people: as given, but for what is no text."""
 
     text: str
     scheme: str
@@ -53,7 +53,7 @@ def parse_source(text: str) -> Source:
     scheme, colon, argument = text.partition(":")
     if not colon or scheme not in SCHEMES or not argument or "\0" in argument:
         raise InvalidArgument(f"source: {text!r:.300} is none of {', '.join(f'{name}:...' for name in SCHEMES)}", field="source")
-    return Source(text, scheme, argument)
+    return Source(text.encode(errors="backslashreplace").decode(), scheme, argument)
 
 
 def fetch_source(source: Source, bench: Workbench, *, include: Sequence[str], registry: RegistryOptions, progress: Progress) -> Fetched:

@@ -18,6 +18,7 @@ _BASE_FILES: Final = (
     ("etc/hostname", b"sandbox\n"),
     ("etc/resolv.conf", b""),
 )
+_STANDARD_MODES: Final = {**{name.encode(): mode for name, mode in _BASE_FOLDERS}, b"var/tmp": 0o1777, b"dev/shm": 0o1777}
 _NAME_LIMIT: Final = 255
 
 
@@ -45,23 +46,37 @@ def add_folder(trees: list[Node], name: str) -> None:
     path = [part for part in os.fsencode(name).split(b"/") if part not in (b"", b".")]
     if b".." in path or b"\0" in b"".join(path) or any(len(part) > _NAME_LIMIT for part in path):
         return
-    for length in range(1, len(path) + 1):
-        view = View(trees)
-        if view.follow(path[:length]) is not None:
-            continue
-        if view.at(path[:length]) is not None:  # a link that leads nowhere
-            return
-        above = view.follow(path[: length - 1])
-        if above is None or above[1].children is None:
-            return
-        _put(trees, path[:length], folder())
+    view = View(trees)
+    if view.follow(path) is not None:
+        return
+    there, missing = 0, len(path)  # parts that lead somewhere, and that do not
+    while missing - there > 1:
+        middle = (there + missing) // 2
+        if view.follow(path[:middle]) is not None:
+            there = middle
+        else:
+            missing = middle
+    above = view.follow(path[:there])
+    if above is None or above[1].children is None or view.at(path[:missing]) is not None:  # no folder, or a link that leads nowhere
+        return
+    made = top = _standard(path[:missing])
+    for length in range(missing + 1, len(path) + 1):
+        below = _standard(path[:length])
+        made.children, made = {path[length - 1]: below}, below
+    _put(trees, path[:missing], top)
+
+
+def _standard(path: list[bytes]) -> Node:
+    """An empty folder as systems have it there: what lies over another layer's gives it its own mode."""
+    return folder(_STANDARD_MODES.get(b"/".join(path), 0o755))
 
 
 def nest(tree: Node, destination: str) -> Node:
-    """The tree as it looks from the root that has it in the folder `destination`."""
-    for part in reversed([part for part in destination.split("/") if part]):
-        above = folder()
-        above.children = {os.fsencode(part): tree}
+    """The tree as it looks from the root that has it in the folder `destination`; folders on the way are as systems have them."""
+    path = [os.fsencode(part) for part in destination.split("/") if part]
+    for length in range(len(path) - 1, -1, -1):
+        above = _standard(path[:length])
+        above.children = {path[length]: tree}
         tree = above
     return tree
 

@@ -146,11 +146,13 @@ def _from_docker(blobs: Blobs, wanted: str) -> Image:
     images = [one for one in document(blobs, "manifest.json") if not wanted or wanted in (one.get("RepoTags") or [])]
     if len(images) != 1:
         raise InvalidArgument(f"source: {len(images)} images" + (f" named {wanted!r}" if wanted else "") + " are there", field="source")
-    name = images[0]["Config"]
+    name, layers = images[0]["Config"], images[0]["Layers"]
+    if not isinstance(name, str) or not isinstance(layers, list) or not all(isinstance(layer, str) for layer in layers):
+        raise damaged("the names of its files are none")
     settings = document(blobs, name)
     with blobs.opened(name) as extent:
         digest = "sha256:" + hashlib.sha256(extent.read()).hexdigest()
-    return Image(_pair(list(images[0]["Layers"]), settings), settings, digest)
+    return Image(_pair(layers, settings), settings, digest)
 
 
 def proper_digest(text: Any) -> str:

@@ -10,17 +10,15 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
-
-import msgspec
 
 from dsec.environments.manifest import Configuration
 from dsec.environments.sources.archives import read_layer
 from dsec.environments.sources.blobs import Blobs, opened_image
 from dsec.environments.sources.furnishing import add_folder
 from dsec.environments.sources.grounding import ground
-from dsec.environments.sources.imagefiles import Image, ImageLayer, find_image
+from dsec.environments.sources.imagefiles import ImageLayer, find_image
 from dsec.environments.sources.refusals import damaged
+from dsec.environments.sources.settings import configuration_of, read_settings
 from dsec.environments.sources.streams import decompressed
 from dsec.environments.sources.view import View
 from dsec.environments.sources.workbench import Workbench
@@ -45,12 +43,17 @@ def read_image(path: Path, wanted: str, bench: Workbench, progress: Progress) ->
     """The image at `path`, an OCI layout or a docker archive, in a folder or a tar; see `find_image` for `wanted`."""
     with opened_image(path, bench.scratch, lambda done, total: progress(done, total, 0, 0)) as blobs:
         image = find_image(blobs, wanted)
-        inner = _settings(image)
+        settings = read_settings(image.settings.get("config"))
         raw: list[Node] = []
         known = 0
         count = len(image.layers)
+        last = ""
         for number, layer in enumerate(image.layers, 1):
             progress(0, 0, number, count)
+            if layer.diff_id == last:  # laid over itself it changes nothing
+                known += 1
+                continue
+            last = layer.diff_id
             tree = bench.imported(layer.diff_id)
             if tree is None:
                 tree = _read(blobs, layer, bench, partial(_tell, progress, number, count))
@@ -62,14 +65,14 @@ def read_image(path: Path, wanted: str, bench: Workbench, progress: Progress) ->
     trees: list[Node] = []
     for tree in raw:
         trees.append(ground(tree, View(trees) if trees else None))
-    if trees:  # volumes and the working directory exist in a container, made if the image has them not
-        for folder in (*sorted(inner.volumes or {}), inner.working_dir or "/"):
+    if trees:
+        for folder in settings.folders:
             add_folder(trees, folder)
     provenance = {"image": image.digest, "layers": str(len(image.layers)), "layers_known": str(known)}
     provenance["diff_ids"] = " ".join(layer.diff_id for layer in image.layers)
     if image.manifest:
         provenance["image_manifest"] = image.manifest
-    return ImageContents(trees, _configuration(inner), provenance)
+    return ImageContents(trees, configuration_of(settings), provenance)
 
 
 def _tell(progress: Progress, number: int, count: int, done: int, total: int) -> None:
@@ -82,31 +85,3 @@ def _read(blobs: Blobs, layer: ImageLayer, bench: Workbench, progress: Callable[
     if layer.diff_id != f"sha256:{found}":
         raise damaged(f"a layer has the digest sha256:{found} instead of {layer.diff_id:.100}")
     return tree
-
-
-class _Settings(msgspec.Struct, rename="pascal"):
-    """What an image says of the containers that are to be made of it; of the rest nothing matters here."""
-
-    env: list[str] | None = None
-    working_dir: str | None = None
-    user: str | None = None
-    entrypoint: list[str] | None = None
-    cmd: list[str] | None = None
-    volumes: dict[str, Any] | None = None
-
-
-def _settings(image: Image) -> _Settings:
-    try:
-        return msgspec.convert(image.settings.get("config") or {}, _Settings)
-    except msgspec.ValidationError as error:
-        raise damaged(f"its settings are none: {error}") from error
-
-
-def _configuration(inner: _Settings) -> Configuration:
-    return Configuration(
-        env=dict(text.partition("=")[::2] for text in inner.env or [] if "=" in text),
-        workdir=inner.working_dir or "",
-        user=inner.user or "",
-        entrypoint=inner.entrypoint or [],
-        command=inner.cmd or [],
-    )

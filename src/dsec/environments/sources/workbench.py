@@ -64,7 +64,9 @@ class Workbench:
         digest = import_of(self.layers, diff_id)
         if digest is not None:
             with contextlib.suppress(OSError, ValueError):  # it has gone meanwhile, or is damaged
-                return read_image(self.layers.folder(digest) / METADATA, self._packs)
+                tree = read_image(self.layers.folder(digest) / METADATA, self._packs)
+                self.budget.tally.add_tree(tree)
+                return tree
         if diff_id in self.promised:
             raise ContentsLost(f"the layer that the tar {diff_id} became has gone since it was not fetched")
         return None
