@@ -159,18 +159,23 @@ class EnvironmentStore:
 
     def _remove(self, name: str) -> None:
         reference = parse_reference(name, field="name")
-        try:
-            digest = self.layers.digest_of(reference, field="name")
-        except DamagedTag:  # it has no other use than to be removed
-            self.layers.tags.remove(reference)
-            return
         with self.layers.settled(exclusive=False):
-            meaning = [tag for tag, meant in self.layers.tags.all() if meant == digest]
-            going = meaning if reference.digest is not None else [reference]
-            if not set(meaning) - set(going) and (owners := self.node.uses().get(digest)):
-                raise Conflict(f"name: {name} is in use by {len(owners)} sandboxes, {min(owners)} among them", field="name", cause="in-use")
-            if not sum(self.layers.tags.remove(tag) for tag in going):
-                raise NotFound(f"name: no environment named {name}", field="name")
+            while True:
+                try:
+                    digest = self.layers.digest_of(reference, field="name")
+                except DamagedTag:  # it has no other use than to be removed
+                    self.layers.tags.remove(reference)
+                    return
+                meaning = [tag for tag, meant in self.layers.tags.all() if meant == digest]
+                going = meaning if reference.digest is not None else [reference]
+                if not set(meaning) - set(going) and (owners := self.node.uses().get(digest)):
+                    in_use = f"name: {name} is in use by {len(owners)} sandboxes, {min(owners)} among them"
+                    raise Conflict(in_use, field="name", cause="in-use")
+                # a tag that means something else by now was looked at as what it is no more
+                if sum(self.layers.tags.remove(tag, expected=digest) for tag in going):
+                    return
+                if reference.digest is not None:
+                    raise NotFound(f"name: no environment named {name}", field="name")
 
     def history(self, name: str) -> Sequence[TagEntry]:
         """What a tag has meant, the oldest first. NotFound for an unknown one."""

@@ -10,8 +10,8 @@ import contextlib
 import errno
 import fcntl
 import os
+import re
 import secrets
-import shutil
 import socket
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
@@ -22,6 +22,7 @@ from dsec.environments.store import LayerStore, lost
 
 __all__ = ["Holder", "Holding", "forget_silent", "holdings"]
 
+_ID: Final = re.compile(r"[0-9a-f]{16}")
 _READ_ONLY: Final = {errno.EROFS, errno.EACCES, errno.EPERM}
 
 
@@ -59,6 +60,7 @@ class Holding:
         with self._alone():
             held = self._recorded()
             if not (new := [digest for digest in digests if digest not in held]):
+                self._sign(held)
                 return
             with self._store.settled(exclusive=False):
                 for digest in new:
@@ -77,8 +79,15 @@ class Holding:
                 with self._store.settled(exclusive=False):
                     self._record(digests)
             elif digests:
-                with _tolerated():
-                    os.utime(self._folder / "layers")
+                self._sign(digests)
+
+    def _sign(self, recorded: frozenset[str]) -> None:
+        """A sign of life. Who takes this node for dead does so alone."""
+        with self._store.settled(exclusive=False), _tolerated():
+            try:
+                os.utime(self._folder / "layers")
+            except FileNotFoundError:
+                self._record(recorded)
 
     @contextlib.contextmanager
     def _alone(self) -> Iterator[None]:
@@ -126,11 +135,19 @@ def holdings(store: LayerStore, *, now: float, silent_seconds: float) -> list[Ho
 
 
 def forget_silent(store: LayerStore, *, now: float, silent_seconds: float) -> None:
-    """Remove the entries of nodes that are no more."""
+    """Remove the entries of nodes that are no more. One that is heard of at the last moment keeps its own."""
     for folder in (store.root / "holders").iterdir():
         with contextlib.suppress(OSError):
-            if now - max(path.stat().st_mtime for path in (folder, *folder.iterdir())) > silent_seconds:
-                shutil.rmtree(folder)
+            if not _silent(folder, now, silent_seconds):
+                continue
+            with store.building.lease() as trash:
+                with store.settled(exclusive=True):
+                    if _silent(folder, now, silent_seconds):
+                        folder.rename(trash / folder.name)
+
+
+def _silent(folder: Path, now: float, silent_seconds: float) -> bool:
+    return now - max(path.stat().st_mtime for path in (folder, *folder.iterdir())) > silent_seconds
 
 
 @contextlib.contextmanager
@@ -143,15 +160,28 @@ def _tolerated() -> Iterator[None]:
 
 
 def _identity(path: Path) -> str:
-    """Two processes that make it at once agree."""
+    """The node's id; two processes that make it at once agree. A copy of a disk on another machine is another node, and gets its own."""
     path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-    fresh = path.with_name(f"{path.name}.{secrets.token_hex(4)}")
-    while True:
+    machine = _machine()
+    fd = os.open(path.with_name(f"{path.name}.lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX)
         with contextlib.suppress(FileNotFoundError):
-            if text := path.read_text().strip():
-                return text
-            path.unlink()  # a crash of the host left it empty
-        fresh.write_text(secrets.token_hex(8) + "\n")
-        with contextlib.suppress(FileExistsError):
-            os.link(fresh, path)
-        fresh.unlink()
+            known, _, where = path.read_text(errors="replace").partition("\n")
+            if _ID.fullmatch(known) and where.strip() == machine:
+                return known
+        made = secrets.token_hex(8)
+        fresh = path.with_name(f"{path.name}.new")
+        fresh.write_text(f"{made}\n{machine}\n")
+        fresh.rename(path)
+        return made
+    finally:
+        os.close(fd)
+
+
+def _machine() -> str:
+    """What a clone gets anew, as far as can be told."""
+    machine_id = ""
+    with contextlib.suppress(OSError):
+        machine_id = Path("/etc/machine-id").read_text(errors="replace").strip()
+    return f"{machine_id or '-'} {socket.gethostname()}"

@@ -153,21 +153,23 @@ def _share(digest: str, size: int, uses: Sequence[tuple[str, Extents]], layers: 
             edges.append((start + count, False, layer))
     edges.sort()
     users: set[str] = set()
+    own: dict[str, int] = defaultdict(int)
     referenced = last = 0
     for at, begins, layer in edges:
         length = (at - last) * BLOCK
         if users and length:
             referenced += length
-            for user in users:
-                if len(users) == 1:
-                    layers[user].own_bytes += length
-                else:
-                    layers[user].shared_bytes += length
+            if len(users) == 1:
+                [user] = users
+                own[user] += length
         last = at
         if begins:
             users.add(layer)
         else:
             users.discard(layer)
+    for layer, extents in uses:
+        layers[layer].own_bytes += own[layer]
+        layers[layer].shared_bytes += sum(count for _, count in extents) * BLOCK - own[layer]
     return PackReport(digest=digest, bytes=size, referenced_bytes=referenced, dead_bytes=max(0, size - referenced), layers=len(uses))
 
 

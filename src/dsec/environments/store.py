@@ -196,7 +196,9 @@ class LayerStore:
             return set()
 
     def now(self) -> float:
-        """The time by the clock that the store's times of change are by; this machine's where nothing may be written."""
+        """The time by the clock that the store's times of change are by; this machine's where nothing may be written, or no store is."""
+        if not self.building.root.is_dir():
+            return time.time()
         try:
             with self.building.lease() as folder:
                 return folder.stat().st_mtime

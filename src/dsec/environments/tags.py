@@ -79,9 +79,14 @@ class Tags:
             write_durably(self._file(reference), "\n".join([*lines, ""]).encode(), aside=aside)
         sync_folder(self.root)
 
-    def remove(self, reference: Reference) -> bool:
-        """Forget the tag with its history. False if it was not there (any more)."""
+    def remove(self, reference: Reference, *, expected: str | None = None) -> bool:
+        """Forget the tag with its history. False if it was not there (any more), or means another layer than `expected`."""
         with self._alone():
+            try:
+                if expected is not None and self.current(reference) != expected:
+                    return False
+            except NotFound:
+                return False
             try:
                 self._file(reference).unlink()
             except (FileNotFoundError, NotADirectoryError):

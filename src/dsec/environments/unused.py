@@ -37,14 +37,14 @@ def find_unused(inventory: Inventory) -> tuple[set[tuple[Thing, str]], list[str]
     """(kind, digest) of what is not used, and layers in use that cannot be read.
 
     As it is not known what these refer to, no layer and no pack counts as unused while there are any. An import lives as long as something
-    else uses all packs of its layer: knowing the tar then costs no more than the metadata.
+    else uses all packs of its layer: knowing the tar then costs no more than the metadata. One without packs is read again as quickly.
     """
     living, unreadable = _living(inventory.layers, inventory.roots)
     used = _packs(inventory.layers, living)
     imported = set()
     for tar, layer in inventory.imports.items():
         references = inventory.layers.get(layer)
-        if layer in living or (references is not None and not references.below and references.packs <= used):
+        if layer in living or (references is not None and not references.below and references.packs and references.packs <= used):
             imported.add(tar)
             living.add(layer)
     unused: set[tuple[Thing, str]] = {("import", tar) for tar in inventory.imports if tar not in imported}
