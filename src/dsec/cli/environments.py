@@ -14,7 +14,7 @@ import typer
 
 from dsec.cli import pictures
 from dsec.cli.options import JsonOption, RunOption, StateOption, StoreOption, run_folder, state_folder
-from dsec.cli.output import amount, console, die, duration, print_json, print_table
+from dsec.cli.output import amount, console, die, duration, print_json, print_table, tell
 from libdsec.errors import DSecError
 
 if TYPE_CHECKING:
@@ -101,7 +101,7 @@ def _build_one(name: str, as_json: bool, store: EnvironmentStore, **arguments: A
         print_json(info)
     else:
         size = f"{amount(info.metadata_bytes)} metadata, {amount(info.data_bytes)} data of which {amount(info.stored_bytes)} are new"
-        typer.echo(f"{info.name} {info.digest[:19]} {info.kind}: {size}, in {duration(time.monotonic() - started)}")
+        tell(f"{info.name} {info.digest[:19]} {info.kind}: {size}, in {duration(time.monotonic() - started)}")
 
 
 @app.command("build")
@@ -233,7 +233,7 @@ def _show(
         ("in use by", f"{info.mounted} sandboxes"),
         *((f"from: {key}", value) for key, value in info.provenance.items() if key != "diff_ids"),
     ):
-        typer.echo(f"{label:<12} {value}")
+        tell(f"{label:<12} {value}")
 
 
 @app.command("history")
@@ -291,6 +291,6 @@ def _rm(
         with _failures(as_json):
             environments.remove(name)
         if not as_json:
-            typer.echo(f"{name} removed")
+            tell(f"{name} removed")
     if as_json:
         print_json({"removed": names})

@@ -8,13 +8,16 @@ did: its exit code, 128 + the signal's number, 124 after a timeout; 125 is an er
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Iterable
 from typing import Any, NoReturn
 
 import msgspec
+import typer
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from libdsec.errors import ConnectionFailed, DSecError, InvalidArgument, NotFound
 from libdsec.schema import ExecResult
@@ -29,23 +32,46 @@ __all__ = [
     "exit_code",
     "print_json",
     "print_table",
+    "printable",
     "say",
+    "tell",
 ]
 
 COMMAND_FAILED = 125
 _TIMED_OUT = 124
+_SECOND_CONTROLS = re.compile("[\x7f-\x9f]")
 
 console = Console(stderr=True, highlight=False)
 
 
+def printable(text: str, *, lines: bool = False) -> str:
+    """Text of strangers (names, paths, what images say) as it may go to a terminal: all that would steer it is escaped.
+
+    With `lines` line ends stay: for text that has some of ours.
+    """
+    if text.isprintable():
+        return text
+    return "".join(
+        character if character.isprintable() or (lines and character in "\n\t") else character.encode("unicode_escape").decode()
+        for character in text
+    )
+
+
+def tell(text: str, *, err: bool = False) -> None:
+    """One line of a result, on stdout."""
+    typer.echo(printable(text), err=err)
+
+
 def say(text: str) -> None:
-    """One line for the person at the terminal, on stderr."""
-    console.print(text, markup=False, soft_wrap=True)
+    """A line for the person at the terminal, on stderr."""
+    console.print(printable(text, lines=True), markup=False, soft_wrap=True)
 
 
 def print_json(value: Any) -> None:
     """Structs, builtins and lists of them; bytes become base64."""
-    sys.stdout.write(msgspec.json.format(msgspec.json.encode(value), indent=2).decode() + "\n")
+    text = msgspec.json.format(msgspec.json.encode(value), indent=2).decode()
+    # some terminals obey these, which JSON allows as they are
+    sys.stdout.write(_SECOND_CONTROLS.sub(lambda found: f"\\u{ord(found[0]):04x}", text) + "\n")
     sys.stdout.flush()
 
 
@@ -54,13 +80,13 @@ def print_table(columns: Iterable[str], rows: Iterable[Iterable[str]]) -> None:
     if not sys.stdout.isatty():
         sys.stdout.write("\t".join(columns) + "\n")
         for row in rows:
-            sys.stdout.write("\t".join(row) + "\n")
+            sys.stdout.write("\t".join(map(printable, row)) + "\n")
         return
     table = Table(box=None, pad_edge=False, header_style="bold")
     for column in columns:
         table.add_column(column, overflow="fold")
     for row in rows:
-        table.add_row(*row)
+        table.add_row(*(Text(printable(cell)) for cell in row))
     Console(highlight=False).print(table, markup=False)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import typer
 
 from dsec.cli.options import JsonOption, RunOption, StateOption, run_folder, state_folder
-from dsec.cli.output import amount, die, print_json, print_table
+from dsec.cli.output import amount, die, print_json, print_table, tell
 from dsec.cli.traces import StoreOption
 from libdsec.errors import DSecError, NotFound
 
@@ -48,7 +48,7 @@ def _server(as_json: JsonOption = False, state: StateOption = state_folder, run:
     cache = (
         f"{amount(status.cache_bytes)} of {amount(status.cache_limit_bytes)} on disk" if status.cache_limit_bytes else "no cache on disk"
     )
-    typer.echo(f"{away}; {status.waiting} reads wait; {amount(status.memory_bytes)} in memory, {cache}")
+    tell(f"{away}; {status.waiting} reads wait; {amount(status.memory_bytes)} in memory, {cache}")
 
 
 def register(store: typer.Typer) -> None:

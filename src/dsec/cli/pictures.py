@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 import typer
 
 from dsec.cli.options import JsonOption, RunOption, StateOption, StoreOption, run_folder, state_folder
-from dsec.cli.output import amount, die, duration, print_json
+from dsec.cli.output import amount, die, duration, print_json, tell
 from libdsec.errors import DSecError
 
 if TYPE_CHECKING:
@@ -55,7 +55,7 @@ def _tree(
         print_json(parts)
         return
     for line in draw(parts):
-        typer.echo(line)
+        tell(line)
 
 
 def draw(parts: list[LayerPart]) -> Iterator[str]:
@@ -126,8 +126,8 @@ def _diff(
         counts[entry["change"]] += 1
         grown += difference.grown
         aspects = f"  ({', '.join(entry['aspects'])})" if entry["aspects"] else ""
-        typer.echo(f"{entry['change']} {entry['path']}{aspects}")
-    typer.echo(f"{counts['+']} new, {counts['-']} gone, {counts['~']} changed, {'-' if grown < 0 else '+'}{amount(abs(grown))}", err=True)
+        tell(f"{entry['change']} {entry['path']}{aspects}")
+    tell(f"{counts['+']} new, {counts['-']} gone, {counts['~']} changed, {'-' if grown < 0 else '+'}{amount(abs(grown))}", err=True)
 
 
 def _entry(difference: Difference) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 from dsec.cli.options import JsonOption, TokenOption, UrlOption, pairs, with_client
-from dsec.cli.output import amount, command_exit_code, die, duration, print_json, print_table, say
+from dsec.cli.output import amount, command_exit_code, die, duration, print_json, print_table, say, tell
 from libdsec import DSecClient
 from libdsec.errors import DSecError, InvalidArgument, NotFound
 from libdsec.schema import ExecResult, ProcessInfo, SandboxInfo
@@ -64,7 +64,7 @@ def _ps(
         print_json(shown)
     elif quiet:
         for info in shown:
-            typer.echo(info.sandbox_id)
+            tell(info.sandbox_id)
     else:
         now = time.time()
         columns = ("SANDBOX", "ENVIRONMENT", "STATE", "AGE", "IDLE", "MEMORY", "DISK", "PROCESSES")
@@ -117,10 +117,10 @@ def _show(
         ("labels", ", ".join(f"{name}={value}" for name, value in info.labels.items()) or "-"),
     ]
     for name, value in lines:
-        typer.echo(f"{name:<12} {value}")
+        tell(f"{name:<12} {value}")
     for line in info.story:
         at = time.strftime("%H:%M:%S", time.localtime(line.at))
-        typer.echo(f"  {at} {line.before} -> {line.after}: {line.event}" + (f" ({line.detail})" if line.detail else ""))
+        tell(f"  {at} {line.before} -> {line.after}: {line.event}" + (f" ({line.detail})" if line.detail else ""))
 
 
 def _outcome(process: ProcessInfo) -> str:
@@ -238,7 +238,7 @@ def _each(sandbox_ids: list[str], verb: str, url: str | None, token: str | None,
         raise typer.Exit(1 if errors else 0)
     for sandbox_id, outcome in zip(sandbox_ids, outcomes, strict=True):
         if not isinstance(outcome, DSecError):
-            typer.echo(f"{sandbox_id} {outcome.state}")
+            tell(f"{sandbox_id} {outcome.state}")
     for error in errors[1:]:
         say(f"dsec: {error.message}")
     if errors:

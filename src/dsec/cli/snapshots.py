@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 import typer
 
 from dsec.cli.options import JsonOption, TokenOption, UrlOption, pairs, with_client
-from dsec.cli.output import amount, die, duration, print_json
+from dsec.cli.output import amount, die, duration, print_json, tell
 from libdsec import DSecClient, DSecContainerRunArgs
 from libdsec.errors import DSecError
 from libdsec.schema import PackInfo, SandboxInfo
@@ -46,11 +46,11 @@ def _pack_diff(
     if as_json:
         print_json(info)
     elif info.state == "packing":
-        typer.echo(f"{info.op_id}: the snapshot is taken, {sandbox_id} stood for {info.stopped_ms:.1f} ms; {info.name}:{info.tag} follows")
+        tell(f"{info.op_id}: the snapshot is taken, {sandbox_id} stood for {info.stopped_ms:.1f} ms; {info.name}:{info.tag} follows")
     else:
         new = f"{amount(info.metadata_bytes)} metadata, {amount(info.data_bytes)} data of which {amount(info.new_bytes)} new"
         took = f"in {duration((info.total_ms or 0) / 1000)}, {sandbox_id} stood for {info.stopped_ms:.1f} ms"
-        typer.echo(f"{info.name}:{info.tag} {info.digest[:19]} {info.kind}: {info.files} files, {new}, {took}")
+        tell(f"{info.name}:{info.tag} {info.digest[:19]} {info.kind}: {info.files} files, {new}, {took}")
 
 
 def _restore(
@@ -80,7 +80,7 @@ def _restore(
         return (await client.restore(name, args)).created
 
     info = with_client(url, token, work, as_json=as_json)
-    print_json(info) if as_json else typer.echo(info.sandbox_id)
+    print_json(info) if as_json else tell(info.sandbox_id)
 
 
 def _fork(
@@ -110,7 +110,7 @@ def _fork(
         print_json(made)
     else:
         for info in made:
-            typer.echo(info.sandbox_id)
+            tell(info.sandbox_id)
 
 
 def register(app: typer.Typer) -> None:

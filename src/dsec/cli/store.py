@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from dsec.cli.options import JsonOption, RunOption, StateOption, StoreOption, run_folder, state_folder
-from dsec.cli.output import amount, console, die, print_json, print_table
+from dsec.cli.output import amount, console, die, print_json, print_table, tell
 from libdsec.errors import DSecError
 
 if TYPE_CHECKING:
@@ -49,14 +49,14 @@ def _gc(
         print_json(report)
         return
     if report.skipped:
-        typer.echo("another collection is at work")
+        tell("another collection is at work")
         return
     verb = "would be removed" if dry_run else "removed"
-    typer.echo(f"{len(report.layers)} layers and {len(report.packs)} packs {verb}, {amount(report.bytes)}")
+    tell(f"{len(report.layers)} layers and {len(report.packs)} packs {verb}, {amount(report.bytes)}")
     if report.waiting:
-        typer.echo(f"{report.waiting} more are unused, {amount(report.waiting_bytes)}, but not known to be for {grace:g} s")
+        tell(f"{report.waiting} more are unused, {amount(report.waiting_bytes)}, but not known to be for {grace:g} s")
     for name in report.unreadable:
-        typer.echo(f"{name} is damaged: nothing was removed that it may refer to", err=True)
+        tell(f"{name} is damaged: nothing was removed that it may refer to", err=True)
 
 
 @app.command("df")
@@ -106,7 +106,7 @@ def _df(
         ("contents", f"{amount(report.data_bytes)} in all layers, stored once: {report.ratio:.2f} times what the packs hold"),
         ("free", amount(report.free_bytes)),
     ):
-        typer.echo(f"{label:<12} {value}")
+        tell(f"{label:<12} {value}")
 
 
 def _users(layer: LayerReport) -> str:
@@ -149,18 +149,18 @@ def _verify(
     else:
         for damage in report.damages:
             _tell(damage)
-        typer.echo(f"{report.layers} layers, {report.packs} packs, {report.segments} segments, {amount(report.bytes)} read")
+        tell(f"{report.layers} layers, {report.packs} packs, {report.segments} segments, {amount(report.bytes)} read")
     if not report.sound:
         raise SystemExit(1)
 
 
 def _tell(damage: Damage) -> None:
     repaired = " (repaired)" if damage.repaired else ""
-    typer.echo(f"{damage.what} {damage.name}: {damage.detail}{repaired}")
+    tell(f"{damage.what} {damage.name}: {damage.detail}{repaired}")
     for segment in damage.segments:
         state = ", repaired" if segment.repaired else ""
-        typer.echo(f"  segment {segment.number} at {segment.offset}, {segment.size} bytes, sha256:{segment.sha256}{state}")
+        tell(f"  segment {segment.number} at {segment.offset}, {segment.size} bytes, sha256:{segment.sha256}{state}")
     if damage.layers and damage.what == "pack":
-        typer.echo(f"  concerns {', '.join(digest[:19] for digest in damage.layers)}")
+        tell(f"  concerns {', '.join(digest[:19] for digest in damage.layers)}")
     if damage.tags:
-        typer.echo(f"  meant by {', '.join(damage.tags)}")
+        tell(f"  meant by {', '.join(damage.tags)}")

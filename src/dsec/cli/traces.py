@@ -9,7 +9,7 @@ import msgspec
 import typer
 
 from dsec.cli.options import JsonOption, RunOption, StateOption, run_folder, state_folder
-from dsec.cli.output import amount, die, print_json
+from dsec.cli.output import amount, die, print_json, tell
 from libdsec.errors import DSecError, InvalidArgument, NotFound
 
 __all__ = ["register"]
@@ -67,9 +67,9 @@ def _trace(
         return
     verb = "recorded" if record else "in the trace"
     share = f", {100 * told.bytes / told.of_bytes:.1f} % of its packs" if told.of_bytes else ""
-    typer.echo(f"{told.reads} reads {verb}, {amount(told.bytes)}{share}")
+    tell(f"{told.reads} reads {verb}, {amount(told.bytes)}{share}")
     if told.replayed_bytes is not None:
-        typer.echo(f"{amount(told.replayed_bytes)} read")
+        tell(f"{amount(told.replayed_bytes)} read")
 
 
 def register(environments: typer.Typer) -> None:
