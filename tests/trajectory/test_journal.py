@@ -13,7 +13,8 @@ import time
 
 import pytest
 
-from dsec.trajectory import Journal, OpRow, SandboxRow, SessionRow
+from dsec.trajectory import Journal, OpRow, PackRow, SandboxRow, SessionRow
+from dsec.trajectory.batch import Batch
 from dsec.trajectory.retention import prune
 from dsec.trajectory.rows import KeyRow
 from libdsec.errors import Overloaded
@@ -275,3 +276,22 @@ async def test_what_was_said_to_be_safe_survives_a_kill(tmp_path, lines):
         assert await journal.run(lambda db: db.execute("PRAGMA integrity_check").fetchone()) == ("ok",)
     finally:
         await journal.aclose()
+
+
+async def test_a_flush_behind_a_commit_that_fails_does_not_say_that_all_is_written(journal, monkeypatch):
+    write, refused = Batch.write, []
+
+    def refuse(batch, db):
+        if batch.packs and not refused:
+            refused.append(batch)
+            raise OSError(28, "No space left on device")
+        write(batch, db)
+
+    monkeypatch.setattr(Batch, "write", refuse)
+    journal.put_pack(PackRow("op", "sb", "taking", 1.0, b"", b"", b""))
+    journal._hand_over()  # nobody waits for this one: the writer's thread has it
+    with pytest.raises(Overloaded):
+        await journal.flush()
+    assert journal.pack("op") is None
+    await journal.flush()
+    assert journal.pack("op").state == "taking"

@@ -69,6 +69,8 @@ class Journal:
         self._forgotten: set[tuple[str, str]] = set()
         """Operations that are forgotten, but in the file still."""
         self._growth: tuple[int, asyncio.Event] | None = None
+        self._owed = False
+        """What could not be written came back, and has not been tried again: nothing later counts as committed without it."""
         self.grown_bytes = 0
         """Output written since `grown` last returned."""
         self.failure: Exception | None = None
@@ -206,6 +208,7 @@ class Journal:
             self._timer.cancel()
             self._timer = None
         self._soon = False
+        self._owed = False
         batch, self._batch = self._batch, Batch()
         if not self._written_at_once(batch):
             self._under_way += 1
@@ -285,7 +288,11 @@ class Journal:
             self._drained.set()
             self._drained = None
         if batch.waiters is not None and not batch.waiters.done():
-            batch.waiters.set_result(None)
+            if self._owed:
+                batch.waiters.set_exception(Overloaded("the journal cannot be written: what came before is not", cause="journal"))
+                batch.waiters.exception()
+            else:
+                batch.waiters.set_result(None)
         for callback in batch.committed:
             callback()
 
@@ -295,6 +302,7 @@ class Journal:
             batch.waiters.set_exception(Overloaded(f"the journal cannot be written: {error}", cause="journal"))
             batch.waiters.exception()
         batch.put_back_under(self._batch)
+        self._owed = True
         if self._timer is None and not self._soon:
             self._timer = self._loop.call_later(RETRY_SECONDS, self._hand_over)
 
