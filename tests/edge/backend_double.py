@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import time
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from dsec.backends.protocol import Capabilities, ChannelEvent, EventCallback, LiveSession, SandboxSpec, Usage
 from dsec.environments.blobcache import StoreSettings
@@ -45,6 +46,8 @@ class Host:
     def __init__(self) -> None:
         self.guests: dict[str, Guest] = {}
         self.snapshots: set[str] = set()
+        self.disks: set[str] = set()
+        """Of forks."""
 
 
 class DoubleChannel:
@@ -148,6 +151,8 @@ class DoubleBackend:
         self.fail_pause: Exception | None = None
         self.snapshot_gate: asyncio.Event | None = None
         self.fail_snapshot: Exception | None = None
+        self.stuck_snapshots: set[str] = set()
+        self.branch_gate: asyncio.Event | None = None
         self.launching = 0
         self.most_launching = 0
         self.on_event: EventCallback = lambda sandbox_id, event: None
@@ -193,7 +198,7 @@ class DoubleBackend:
     async def resume(self, spec: SandboxSpec) -> None:
         self.host.guests[spec.sandbox_id].paused = False
 
-    async def snapshot(self, spec: SandboxSpec, name: str, *, branchable: bool) -> float:
+    async def snapshot(self, spec: SandboxSpec, name: str, *, branchable: bool, hurry=None) -> float:
         if self.snapshot_gate is not None:
             await self.snapshot_gate.wait()
         if self.fail_snapshot is not None:
@@ -203,13 +208,24 @@ class DoubleBackend:
 
     async def branch(self, name, specs) -> dict[str, Exception]:
         assert name in self.host.snapshots
+        if self.branch_gate is not None:
+            await self.branch_gate.wait()
+        self.host.disks |= {spec.sandbox_id for spec in specs}
         return {}
 
+    def snapshot_folder(self, name: str) -> Path:
+        return Path("/snapshots") / name / "upper"
+
     async def drop_snapshot(self, name: str) -> None:
+        if name in self.stuck_snapshots:
+            raise OSError(22, "Invalid argument")
         self.host.snapshots.discard(name)
 
     async def snapshots(self) -> set[str]:
         return set(self.host.snapshots)
+
+    async def tidy(self) -> None:
+        pass
 
     async def destroy(self, spec: SandboxSpec) -> None:
         if self.destroy_gate is not None:
@@ -219,6 +235,7 @@ class DoubleBackend:
             raise OSError(16, "Device or resource busy")
         self.kill(spec.sandbox_id)
         self.host.guests.pop(spec.sandbox_id, None)
+        self.host.disks.discard(spec.sandbox_id)
 
     async def usage(self, spec: SandboxSpec) -> Usage:
         return Usage(memory_bytes=1 << 20, cpu_seconds=0.5)

@@ -7,7 +7,8 @@ import asyncio
 import pytest
 from edge_node import request, until
 
-from libdsec.errors import Conflict, DSecError, NotFound, Unsupported
+from dsec.edge import packs
+from libdsec.errors import Conflict, DSecError, NotFound, Overloaded, Unsupported
 from libdsec.schema import ForkRequest, PackRequest
 
 
@@ -83,3 +84,96 @@ async def test_a_backend_that_cannot_refuses(node, edge, sandbox, monkeypatch):
         await edge.fork(sandbox, ForkRequest())
     with pytest.raises(Unsupported):
         await edge.pack_diff(sandbox, PackRequest(name="x"))
+
+
+async def test_one_snapshot_that_cannot_be_dropped_ends_no_sweep(node, edge, sandbox):
+    node.host.snapshots |= {"a-stuck", "b-left-over"}
+    node.backend.stuck_snapshots.add("a-stuck")
+    node.host.guests["sb-nobody"] = node.host.guests[sandbox]
+    await edge._sweep.once()
+    assert node.host.snapshots == {"a-stuck"}
+    assert "sb-nobody" not in node.host.guests
+
+
+async def test_a_fork_that_is_stopped_while_its_disk_is_made_leaves_none(node, edge, sandbox):
+    node.backend.branch_gate = asyncio.Event()
+    forking = asyncio.ensure_future(edge.fork(sandbox, ForkRequest(count=3)))
+    children = await until(lambda: [child for child in edge._core.sandboxes if child != sandbox])
+    stopping = asyncio.ensure_future(edge.stop(children[0]))
+    await until(lambda: edge._core.sandboxes[children[0]].status.state == "stopping")
+    node.backend.branch_gate.set()
+    assert (await stopping).state == "stopped"
+    made = {info.sandbox_id for info in (await forking).sandboxes}
+    assert made == set(children[1:]) == node.host.disks
+
+
+async def test_a_fork_whose_caller_leaves_while_the_disks_are_made_leaves_none(node, edge, sandbox):
+    node.backend.branch_gate = asyncio.Event()
+    forking = asyncio.ensure_future(edge.fork(sandbox, ForkRequest(count=3)))
+    await until(lambda: len(edge._core.sandboxes) == 4)
+    forking.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await forking
+    node.backend.branch_gate.set()
+    await until(lambda: len(edge._core.sandboxes) == 1)
+    assert node.host.disks == set()
+
+
+async def test_a_fork_that_waited_for_its_snapshot_does_not_launch_once_the_node_ends(node, edge, sandbox):
+    node.backend.snapshot_gate = asyncio.Event()
+    forking = asyncio.ensure_future(edge.fork(sandbox, ForkRequest()))
+    await until(lambda: edge._core.snapshots)
+    edge._core.draining = True
+    node.backend.snapshot_gate.set()
+    with pytest.raises(Overloaded) as refused:
+        await forking
+    edge._core.draining = False
+    assert refused.value.cause == "draining"
+    assert list(edge._core.sandboxes) == [sandbox]
+    await until(lambda: not node.host.snapshots)
+
+
+async def test_a_pack_ends_whatever_the_journal_says(node, edge, sandbox, monkeypatch):
+    monkeypatch.setattr(packs, "RETRY_SECONDS", 0.01)
+    journal = edge._core.journal
+    refusals = []
+
+    async def fail(pack):
+        write = type(journal._batch).write
+
+        def refuse(batch, db):
+            if batch.packs and len(refusals) < 3:
+                refusals.append(1)
+                raise OSError(28, "No space left on device")
+            write(batch, db)
+
+        monkeypatch.setattr(type(journal._batch), "write", refuse)
+        raise DSecError("it came to nothing", cause="pack", ran="ran")
+
+    monkeypatch.setattr(edge._packs, "_in_thread", fail)
+    monkeypatch.setattr("dsec.trajectory.journal.RETRY_SECONDS", 0.01)
+    info = await edge.pack_diff(sandbox, PackRequest(name="x", op_id="op"), wait=5)
+    assert (info.state, info.error.message, len(refusals)) == ("failed", "it came to nothing", 3)
+    await until(lambda: not edge._packs._packs)
+    assert node.host.snapshots == set()
+    assert journal.pack("op").state == "failed"
+
+
+async def test_a_pack_whose_end_cannot_be_encoded_fails(node, edge, sandbox, monkeypatch):
+    async def huge(pack):
+        return None
+
+    def fill(info, packed):
+        info.logical_bytes = 1 << 65
+
+    monkeypatch.setattr(edge._packs, "_in_thread", huge)
+    monkeypatch.setattr(packs, "_fill", fill)
+    info = await edge.pack_diff(sandbox, PackRequest(name="x", op_id="op"), wait=5)
+    assert (info.state, info.error.cause) == ("failed", "pack")
+    assert journal_says(edge, "op") == "failed"
+    await until(lambda: not edge._packs._packs)
+    assert node.host.snapshots == set()
+
+
+def journal_says(edge, op_id):
+    return edge._core.journal.pack(op_id).state

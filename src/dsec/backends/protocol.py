@@ -260,11 +260,12 @@ class Backend(Protocol):
         """
         ...
 
-    async def snapshot(self, spec: SandboxSpec, name: str, *, branchable: bool) -> float:
+    async def snapshot(self, spec: SandboxSpec, name: str, *, branchable: bool, hurry: Callable[[], bool] | None = None) -> float:
         """Keep the sandbox's disk as of one moment under `name`, with all that its processes have written until then.
 
         They stand for the milliseconds that are returned; one that is paused stays so. Nothing is left after a failure. `branchable`: new
-        sandboxes may begin with it (`SandboxSpec.snapshot`); otherwise it is for reading.
+        sandboxes may begin with it (`SandboxSpec.snapshot`); otherwise it is for reading. `hurry` is asked, in any thread, before more is
+        written out ahead: once it is true the rest is written while they stand.
         """
         ...
 
@@ -285,6 +286,10 @@ class Backend(Protocol):
 
     async def snapshots(self) -> set[str]:
         """Names of all that there are. For the sweep."""
+        ...
+
+    async def tidy(self) -> None:
+        """Remove what the kernel keeps of sandboxes that are no more, and that is nobody's. From time to time."""
         ...
 
     async def usage(self, spec: SandboxSpec) -> Usage: ...

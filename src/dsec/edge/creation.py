@@ -134,6 +134,8 @@ class Creation:
         plan = msgspec.structs.replace(plan, args=self._fitting(plan.args), snapshot=f"fork-{new_op_id()}")
         stopped_ms = await take_snapshot(core, parent, plan.snapshot, branchable=True)
         try:
+            if core.draining:
+                raise Overloaded("this node is shutting down", cause="draining")
             result = await self._make(plan, request.count, parent.backend, key, wanted)
         finally:
             core.spawn(drop_snapshot(core, parent, plan.snapshot))
@@ -147,11 +149,12 @@ class Creation:
             await self._enter(sandboxes)
             if plan.snapshot:
                 # Whose disk fails here is tried again, and told why, at its launch.
-                await backend.branch(plan.snapshot, [sandbox.spec for sandbox in sandboxes])
-            for sandbox in sandboxes:
+                await self._branch(plan.snapshot, sandboxes, backend)
+            beginning = [sandbox for sandbox in sandboxes if sandbox.status.state == "creating"]
+            for sandbox in beginning:
                 sandbox.launch = core.spawn(self._launch(sandbox))
-            if sandboxes:
-                await asyncio.wait([sandbox.launch for sandbox in sandboxes if sandbox.launch is not None])
+            if beginning:
+                await asyncio.wait([sandbox.launch for sandbox in beginning if sandbox.launch is not None])
             made = [sandbox for sandbox in sandboxes if sandbox.status.state in ALIVE]
             errors += [error_body(self._why(sandbox)) for sandbox in sandboxes if sandbox.status.state not in ALIVE]
             for sandbox in made:
@@ -168,6 +171,20 @@ class Creation:
         if not made and count == 1:
             raise self._why(sandboxes[0]) if sandboxes else _as_error(errors[0])
         return BatchResult(sandboxes=[sandbox_info(sandbox.spec, sandbox.status) for sandbox in made], errors=errors)
+
+    async def _branch(self, snapshot: str, sandboxes: list[Sandbox], backend: Backend) -> None:
+        """Whoever is stopped meanwhile is removed once its disk is there."""
+
+        async def branch() -> None:
+            await backend.branch(snapshot, [sandbox.spec for sandbox in sandboxes])
+
+        branching = self._core.spawn(branch())
+        for sandbox in sandboxes:
+            sandbox.work = branching
+        await asyncio.shield(branching)
+        for sandbox in sandboxes:
+            if sandbox.work is branching:
+                sandbox.work = None
 
     async def _resolve(self, request: CreateRequest) -> ResolvedEnvironment:
         args = request.args

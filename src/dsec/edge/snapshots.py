@@ -24,7 +24,9 @@ async def take_snapshot(core: Core, sandbox: Sandbox, name: str, *, branchable: 
     async def take(sandbox: Sandbox) -> None:
         try:
             sandbox.machine.outcome("snapshot")
-            stopped_ms = await sandbox.backend.snapshot(sandbox.spec, name, branchable=branchable)
+            stopped_ms = await sandbox.backend.snapshot(
+                sandbox.spec, name, branchable=branchable, hurry=lambda: sandbox.machine.destroying or core.draining
+            )
         except BaseException as error:
             if not taken.done():
                 taken.set_exception(_typed(error))

@@ -60,6 +60,11 @@ class Sweep:
             elif sandbox.status.state == "running" and sandbox.ops:
                 await self._reconcile(sandbox, now)
         await self.remove_unknown()
+        for backend in core.backends.values():
+            try:
+                await backend.tidy()
+            except Exception as error:
+                log.error("what sandboxes left in the kernel could not be removed", backend=backend.name, error=repr(error))
         await self.prune()
         await core.in_thread(core.environments.sweep_mounts, core.owners)
         self._collect_garbage()
@@ -95,8 +100,11 @@ class Sweep:
             for name in sorted(await backend.snapshots()):
                 if name not in core.snapshots:
                     core.counters["swept"] += 1
-                    await core.in_thread(core.environments.release, name)
-                    await backend.drop_snapshot(name)
+                    try:
+                        await core.in_thread(core.environments.release, name)
+                        await backend.drop_snapshot(name)
+                    except Exception as error:
+                        log.error("a snapshot could not be dropped", snapshot=name, error=repr(error))
             for sandbox_id in sorted(await backend.owned()):
                 if sandbox_id in core.sandboxes:
                     continue

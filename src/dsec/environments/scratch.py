@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import fcntl
+import logging
 import os
 import shutil
 import stat
@@ -18,13 +19,15 @@ from pathlib import Path
 from typing import Final
 
 from dsec.environments.names import check_owner
-from dsec.environments.snapshots import SNAPSHOTS, ScratchSnapshots, disk_error
+from dsec.environments.snapshots import LANES, SNAPSHOTS, ScratchSnapshots, disk_error
 from dsec.environments.tools import run_tool
 from dsec.kernel import btrfs
 from dsec.kernel.loop import attached_loop, backing_file, held_loop
 from dsec.kernel.mountinfo import Mount, mount_at
 from dsec.kernel.mounts import ATTR_NOATIME, ATTR_NODEV, ATTR_NOSUID, attach, make_mount, unmount
 from libdsec.errors import Conflict, DSecError, InvalidArgument, Unsupported
+
+log = logging.getLogger("dsec.environments")
 
 __all__ = ["MINIMUM_BYTES", "ScratchCapabilities", "ScratchStore"]
 
@@ -135,8 +138,7 @@ class ScratchStore:
         self._filesystem = filesystem
         self._capabilities = ScratchCapabilities(disk_limit=True, snapshot=True, image=ours)
         self.snapshots.prepare()
-        if ours:
-            self._drop_stale_quotas()
+        self.tidy()
         return True
 
     def _open_plain(self) -> None:
@@ -159,8 +161,10 @@ class ScratchStore:
         return True
 
     def _mount_old_image(self) -> bool:
-        """One of an earlier life of the host goes, as one does that does not mount: nobody lives on it, and what was in it was not written
-        with a crash in mind."""
+        """One of an earlier life of the host goes: nobody lives on it, and what was in it was not written with a crash in mind.
+
+        One of this life that does not mount is kept aside, the last such: it may be the mount that is at fault.
+        """
         if not self.image.exists():
             return False
         if self._boot_file.exists() and self._boot_file.read_text() != _boot_id():
@@ -171,7 +175,9 @@ class ScratchStore:
         except OSError as error:
             if error.errno not in _SPOILT:
                 raise
-            self.image.unlink()
+            aside = self.image.with_name(self.image.name + ".spoilt")
+            self.image.rename(aside)
+            log.warning("%s does not mount (%s): it is kept as %s, and a new one is made", self.image, error.strerror, aside)
             return False
         return True
 
@@ -278,18 +284,29 @@ class ScratchStore:
             raise DSecError("scratch: not open", cause="scratch", ran="not-run")
         return self._fd
 
-    def _drop_stale_quotas(self) -> None:
-        """Quota groups of subvolumes that are no more slow every commit. Newer kernels drop them, older ones leave them."""
+    def tidy(self) -> None:
+        """Drop the quota groups of subvolumes that are no more, as each slows every commit. Only where the file system is our own.
+
+        The kernel drops one with its subvolume, but not that of a sandbox whose data its forks have still.
+        """
+        if not self._capabilities.image:
+            return
         fd = self._open_fd()
+        groups = btrfs.qgroup_ids(self._filesystem)
+        # What is made from now on is in no group that was listed. A copy comes from its lane to its place: it is looked for in that order.
         alive = {btrfs.TOP_LEVEL}
-        for name in [*self.list(), *(f"{SNAPSHOTS}/{name}" for name in self.snapshots.names())]:
-            with contextlib.suppress(FileNotFoundError):
-                folder = os.open(name, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=fd)
-                alive.add(btrfs.subvolume_id(folder))
-                os.close(folder)
-        for stale in btrfs.qgroup_ids(self._filesystem) - alive:
-            with contextlib.suppress(OSError):  # busy: its subvolume is still being cleaned up
-                btrfs.drop_quota(fd, stale)
+        for folder in (*(f"{LANES}/{lane}" for lane in os.listdir(self.path / LANES)), SNAPSHOTS, "."):
+            for name in os.listdir(self.path / folder):
+                with contextlib.suppress(FileNotFoundError, NotADirectoryError):
+                    found = os.open(f"{folder}/{name}", os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=fd)
+                    try:
+                        alive.add(btrfs.subvolume_id(found))
+                    finally:
+                        os.close(found)
+        for stale in groups - alive:
+            if btrfs.referenced_bytes(self._filesystem, stale) == 0:
+                with contextlib.suppress(OSError):  # busy: its subvolume is still being cleaned up
+                    btrfs.drop_quota(fd, stale)
 
 
 def _boot_id() -> str:

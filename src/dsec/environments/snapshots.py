@@ -32,6 +32,9 @@ LANES: Final = ".lanes"
 
 _LANES_AT_ONCE: Final = 16
 _FLUSH_ROUNDS: Final = 4
+_FLUSH_ROUNDS_MOST: Final = 12
+_WORTH: Final = 0.7
+"""A round after the first four that took no less than this of the one before it is the last: it is written as fast as it is dirtied."""
 _FLUSHED_SECONDS: Final = 0.004
 """A round this short found next to nothing to write."""
 
@@ -52,6 +55,7 @@ class ScratchSnapshots:
         self._path = path
         self._folder = folder
         self._able = able
+        self._flushing: set[str] = set()
 
     def prepare(self) -> None:
         """Make the folders and remove what a crash left in the lanes."""
@@ -63,22 +67,23 @@ class ScratchSnapshots:
                 os.mkdir(f"{LANES}/{lane}", 0o700, dir_fd=self._folder())
             with self._opened(f"{LANES}/{lane}") as fd:
                 for name in os.listdir(fd):
-                    btrfs.destroy_subvolume(fd, name)
+                    _removed(fd, name)
 
     def path(self, name: str) -> Path:
         """Where the snapshot lies, with `upper` and `work` in it."""
         return self._path / SNAPSHOTS / check_owner(name, field="snapshot")
 
     def names(self) -> set[str]:
-        """All that exist."""
+        """All that exist, but for copies that `flushed` has made and will drop."""
         if not self._able():
             return set()
         with self._opened(SNAPSHOTS) as fd:
-            return set(os.listdir(fd))
+            return set(os.listdir(fd)) - self._flushing
 
     @contextlib.contextmanager
-    def flushed(self, sandbox_id: str) -> Iterator[None]:
-        """Write out what the sandbox's processes have dirtied while they go on, until little is left; in the block `take` is quick.
+    def flushed(self, sandbox_id: str, hurry: Callable[[], bool] = lambda: False) -> Iterator[None]:
+        """Write out what the sandbox's processes have dirtied while they go on, until little is left or nothing is won, or `hurry` says so;
+        in the block `take` is quick.
 
         There is no call that writes out one subvolume alone but that which copies it: copies are made, and dropped after the block, since
         what cleans up behind a copy would be in the way of the next. A sync of the whole file system would wait for all its neighbours.
@@ -86,18 +91,25 @@ class ScratchSnapshots:
         made: list[str] = []
         with self._source(sandbox_id) as source, self._opened(SNAPSHOTS) as parent:
             try:
-                for turn in range(_FLUSH_ROUNDS):
+                before = float("inf")
+                for turn in range(_FLUSH_ROUNDS_MOST):
+                    if hurry():
+                        break
                     began = time.monotonic()
                     name = f"flush-{sandbox_id}-{turn}"
                     self.drop(name)
-                    _copied(source, parent, name, read_only=True)
+                    self._flushing.add(name)
                     made.append(name)
-                    if time.monotonic() - began < _FLUSHED_SECONDS:
+                    _copied(source, parent, name, read_only=True)
+                    took = time.monotonic() - began
+                    if took < _FLUSHED_SECONDS or (turn + 1 >= _FLUSH_ROUNDS and took > before * _WORTH):
                         break
+                    before = took
                 yield
             finally:
                 for name in made:
                     self.drop(name)
+                    self._flushing.discard(name)
 
     def take(self, sandbox_id: str, name: str, *, read_only: bool) -> None:
         """Copy the sandbox's folder as it is now; of one moment only if its processes stand. Conflict if there is such a snapshot."""
@@ -166,7 +178,7 @@ class ScratchSnapshots:
         check_owner(name, field="snapshot")
         if self._able():
             with self._opened(SNAPSHOTS) as fd, contextlib.suppress(FileNotFoundError):
-                btrfs.destroy_subvolume(fd, name)
+                _removed(fd, name)
 
     @contextlib.contextmanager
     def _opened(self, path: str) -> Iterator[int]:
@@ -189,6 +201,19 @@ class ScratchSnapshots:
             yield fd
         finally:
             os.close(fd)
+
+
+def _removed(parent: int, name: str) -> None:
+    """What is there under a name that only subvolumes have, whoever put it there."""
+    try:
+        btrfs.destroy_subvolume(parent, name)
+    except OSError as error:
+        if error.errno not in (errno.EINVAL, errno.ENOTDIR):
+            raise
+        if error.errno == errno.ENOTDIR or not stat.S_ISDIR(os.lstat(name, dir_fd=parent).st_mode):
+            os.unlink(name, dir_fd=parent)
+        else:
+            shutil.rmtree(name, dir_fd=parent)
 
 
 def _copied(source: int, parent: int, name: str, *, read_only: bool) -> None:

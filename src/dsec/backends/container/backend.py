@@ -6,8 +6,9 @@ import asyncio
 import contextlib
 import os
 import socket
+import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
@@ -39,6 +40,7 @@ from libdsec.schema import BackendName, ContainerRunArgs
 __all__ = ["ContainerBackend", "Layers", "ScratchFolders"]
 
 READY_SECONDS: Final = 30.0
+CLOSE_SECONDS: Final = 5.0
 COPIES_AT_ONCE: Final = 4
 """Snapshots being taken: what is written out for one takes as long as its disk does."""
 MIN_MEMORY_MB: Final = 8
@@ -69,6 +71,7 @@ class ScratchFolders(Protocol):
     def destroy(self, sandbox_id: str) -> None: ...
     def usage(self, sandbox_id: str) -> int | None: ...
     def list(self) -> set[str]: ...
+    def tidy(self) -> None: ...
 
 
 class ContainerBackend:
@@ -116,7 +119,10 @@ class ContainerBackend:
         await in_thread(self._close)
 
     def _close(self) -> None:
-        self._copies.shutdown()
+        # What has not ended when the edge's tasks had their time waits for a disk that may never answer.
+        ending = threading.Thread(target=self._copies.shutdown, daemon=True)
+        ending.start()
+        ending.join(CLOSE_SECONDS)
         self._ranges.close()
         self._nat.retire()
         self._cgroups.retire()
@@ -292,7 +298,14 @@ class ContainerBackend:
         """All its processes stand on return; aether does not, so files stay readable and output already written can be fetched."""
         # Noted first: an end that comes while it freezes has to thaw.
         self._paused.add(spec.sandbox_id)
-        await in_thread(self._cgroups.freeze, spec.sandbox_id)
+        try:
+            await in_thread(self._cgroups.freeze, spec.sandbox_id)
+        except Exception:
+            # Some of its processes may stand. It is held to run, and a snapshot of what runs has to freeze it.
+            with contextlib.suppress(OSError, DSecError):
+                await in_thread(self._cgroups.thaw, spec.sandbox_id)
+            self._paused.discard(spec.sandbox_id)
+            raise
 
     async def resume(self, spec: SandboxSpec) -> None:
         if spec.sandbox_id not in self._paused:
@@ -300,19 +313,19 @@ class ContainerBackend:
         await in_thread(self._cgroups.thaw, spec.sandbox_id)
         self._paused.discard(spec.sandbox_id)
 
-    async def snapshot(self, spec: SandboxSpec, name: str, *, branchable: bool) -> float:
+    async def snapshot(self, spec: SandboxSpec, name: str, *, branchable: bool, hurry: Callable[[], bool] | None = None) -> float:
         if not self._can_snapshot():
             raise Unsupported("this host cannot take snapshots: its scratch store is not on btrfs, or it has no cgroup freezer")
-        return await in_pool(self._copies, partial(self._snapshot, spec, name, branchable))
+        return await in_pool(self._copies, partial(self._snapshot, spec, name, branchable, hurry or (lambda: False)))
 
-    def _snapshot(self, spec: SandboxSpec, name: str, branchable: bool) -> float:
+    def _snapshot(self, spec: SandboxSpec, name: str, branchable: bool, hurry: Callable[[], bool]) -> float:
         """All that takes long is done before the processes stand and after."""
         sandbox_id, snapshots = spec.sandbox_id, self._scratch.snapshots
         stopped_ms = 0.0
         if sandbox_id in self._paused:
             snapshots.take(sandbox_id, name, read_only=not branchable)
         else:
-            with snapshots.flushed(sandbox_id):
+            with snapshots.flushed(sandbox_id, hurry):
                 stopped_ms = self._take_standing(sandbox_id, name, read_only=not branchable)
         if branchable:
             try:
@@ -348,6 +361,9 @@ class ContainerBackend:
 
     async def snapshots(self) -> set[str]:
         return await in_thread(self._scratch.snapshots.names)
+
+    async def tidy(self) -> None:
+        await in_thread(self._scratch.tidy)
 
     async def destroy(self, spec: SandboxSpec) -> None:
         # Not yet ours where edge came back only to finish an end: nobody else may have the ids while they are in use.
