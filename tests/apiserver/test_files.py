@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import stat
+import threading
 
 import aiohttp
 import pytest
 from files_double import FilesDouble
 from polling import until
 
+from dsec.apiserver.filedata import read_pieces, write_pieces
 from libdsec import Conflict, DSecClient, DSecContainerRunArgs, InvalidArgument, NotFound
 
 
@@ -202,3 +205,52 @@ async def test_watch_tells_new_names(sandbox):
         await watching.aclose()
     with pytest.raises(NotFound):
         await anext(sandbox.files.watch("/gone"))
+
+
+async def test_files_that_hang_hold_up_nobody_else():
+    """A full pipe stands for a file whose store does not answer."""
+    reading, writing = os.pipe()
+    os.set_blocking(writing, False)
+    with contextlib.suppress(BlockingIOError):
+        while True:
+            os.write(writing, bytes(1 << 16))
+    os.set_blocking(writing, True)
+
+    async def body():
+        yield b"more"
+
+    hanging = [asyncio.ensure_future(write_pieces(writing, body())) for _ in range(40)]
+    try:
+        await asyncio.sleep(0)
+        assert await asyncio.wait_for(asyncio.to_thread(lambda: 1), 5) == 1
+        # Whoever leaves does not wait for the file, nor does closing his descriptor take it from under the call.
+        for task in hanging:
+            task.cancel()
+        done, _ = await asyncio.wait(hanging, timeout=5)
+        assert len(done) == 40
+        os.close(writing)
+        writing = -1
+        kept = [name for name in os.listdir("/proc/self/fd") if _same_pipe(int(name), reading)]
+        assert len(kept) == 40
+    finally:
+        if writing >= 0:
+            os.close(writing)
+        os.close(reading)
+    await until(lambda: not any(thread.name == "dsec-work" for thread in threading.enumerate()))
+
+
+def _same_pipe(fd: int, reading: int) -> bool:
+    with contextlib.suppress(OSError):
+        return fd != reading and os.path.samestat(os.fstat(fd), os.fstat(reading))
+    return False
+
+
+async def test_a_reader_who_leaves_early_leaves_nothing_open(tmp_path):
+    (tmp_path / "file").write_bytes(bytes(3 << 20))
+    fd = os.open(tmp_path / "file", os.O_RDONLY)
+    before = len(os.listdir("/proc/self/fd"))
+    pieces = read_pieces(fd, 0, None)
+    assert len(await anext(pieces)) == 1 << 20
+    await pieces.aclose()
+    await until(lambda: len(os.listdir("/proc/self/fd")) == before)
+    os.close(fd)

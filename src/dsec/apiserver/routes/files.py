@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import AsyncGenerator
+from contextlib import aclosing
 from typing import Annotated
 
 import msgspec
@@ -66,8 +67,9 @@ async def read_file(
 
 async def _sent(talk: FilesConversation, fd: int, start: int, end: int | None) -> AsyncGenerator[bytes, None]:
     try:
-        async for piece in read_pieces(fd, start, end):
-            yield piece
+        async with aclosing(read_pieces(fd, start, end)) as pieces:
+            async for piece in pieces:
+                yield piece
     finally:
         os.close(fd)
         # Open until now, since a conversation is what tells the edge that the sandbox is not idle.
