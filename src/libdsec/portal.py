@@ -15,6 +15,7 @@ import uvloop
 __all__ = ["Portal", "portal", "shutdown"]
 
 T = TypeVar("T")
+CLOSE_SECONDS = 5.0
 
 
 class Portal:
@@ -33,9 +34,21 @@ class Portal:
             self._loop.close()
 
     def close(self) -> None:
-        """End the loop and its thread. What still runs on it is dropped."""
-        self._loop.call_soon_threadsafe(self._loop.stop)
+        """End the loop and its thread. What still runs on it is cancelled; what then does not end within seconds is dropped."""
+        self._loop.call_soon_threadsafe(lambda: self._loop.create_task(self._wind_up()))
         self._thread.join()
+
+    async def _wind_up(self) -> None:
+        try:
+            tasks = asyncio.all_tasks() - {asyncio.current_task()}
+            for task in tasks:
+                task.cancel()
+            if tasks:
+                await asyncio.wait(tasks, timeout=CLOSE_SECONDS)
+            # Of iterations that were left in the middle: each may hold a connection.
+            await self._loop.shutdown_asyncgens()
+        finally:
+            self._loop.stop()
 
     def run(self, work: Coroutine[Any, Any, T]) -> T:
         """Run `work` to its end and give its outcome. On Ctrl-C it is cancelled, and what it does about that is waited for."""

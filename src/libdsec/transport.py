@@ -97,6 +97,12 @@ def open_transport(url: str, token: str | None, timeouts: Timeouts) -> Transport
     raise InvalidArgument(f"{url!r} is not unix:///path, http://host:port or https://host:port", field="url")
 
 
+class _Socket(aiohttp.ClientWebSocketResponse):
+    def let_go(self) -> None:
+        """Close the connection, whatever became of the closing handshake. aiohttp leaves it open where that was not begun or not ended."""
+        self._response.close()
+
+
 class HttpTransport:
     """One aiohttp session. Made lazily, in the loop that first uses it."""
 
@@ -124,6 +130,7 @@ class HttpTransport:
                 auto_decompress=False,
                 read_bufsize=READ_BUFFER_BYTES,
                 skip_auto_headers=("User-Agent", "Accept-Encoding", "Accept"),
+                ws_response_class=_Socket,
             )
         return session
 
@@ -201,6 +208,7 @@ class HttpTransport:
             raise ConnectionFailed(f"the server refused the stream: HTTP {error.status}", cause=f"http-{error.status}") from error
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
             raise self._failed(error) from error
+        assert isinstance(socket, _Socket), "the session makes no others"
         wrapped = _HttpWebSocket(socket)
         try:
             yield wrapped
@@ -262,7 +270,7 @@ class _HttpStream:
 
 
 class _HttpWebSocket:
-    def __init__(self, socket: aiohttp.ClientWebSocketResponse) -> None:
+    def __init__(self, socket: _Socket) -> None:
         self._socket = socket
 
     async def send(self, data: bytes) -> None:
@@ -272,7 +280,11 @@ class _HttpWebSocket:
             raise ConnectionFailed(f"the stream is closed: {error}", ran="unknown", cause="broken") from error
 
     async def receive(self) -> bytes | None:
-        message = await self._socket.receive()
+        try:
+            message = await self._socket.receive()
+        except (aiohttp.ClientError, OSError) as error:
+            # Its answer to a ping of the server's found the connection gone.
+            raise ConnectionFailed(f"the stream broke: {error!r}", ran="unknown", cause="broken") from error
         if message.type is aiohttp.WSMsgType.BINARY:
             data: bytes = message.data
             return data
@@ -293,3 +305,5 @@ class _HttpWebSocket:
             await self._socket.close()
         except (aiohttp.ClientError, TimeoutError, OSError, asyncio.IncompleteReadError):
             return
+        finally:
+            self._socket.let_go()

@@ -280,3 +280,17 @@ def test_a_record_is_read_on_from_any_offset():
     assert list(kept_from(b"headtail", 108, 50)) == [(104, b"tail")]
     assert list(kept_from(b"headtail", 108, 106)) == [(106, b"il")]
     assert list(kept_from(b"", 108, 0)) == []
+
+
+async def test_a_stream_whose_closing_is_cancelled_keeps_no_connection(sandbox):
+    connections = sandbox._api.transport._session.connector._acquired
+    async with await sandbox.start(["sleep", "100"]) as process:
+        async with process.attach() as stream:
+            assert len(connections) == 1
+            # The stream's own reader waits for a message: closing waits for it first.
+            closing = asyncio.ensure_future(stream._socket.aclose())
+            await asyncio.sleep(0)
+            closing.cancel()
+            await asyncio.gather(closing, return_exceptions=True)
+            assert not connections
+            stream._reader.cancel()

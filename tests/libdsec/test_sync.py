@@ -199,3 +199,41 @@ with DSecClient({served.url!r}) as client:
     assert "KeyboardInterrupt" in errors
     assert child.returncode == -signal.SIGINT
     assert served.sandboxes[sandbox_id].state == "stopped"
+
+
+def test_the_end_of_a_portal_ends_what_runs_on_it():
+    import asyncio
+
+    own = portal.Portal()
+    ended, outcomes = [], []
+
+    async def numbers():
+        try:
+            for number in range(10):
+                yield number
+        finally:
+            ended.append("iteration")
+
+    def wait():
+        try:
+            own.run(asyncio.sleep(1000))
+        except asyncio.CancelledError:
+            outcomes.append("cancelled")
+
+    left = numbers()
+    assert own.run(portal._step(left)) == 0
+    waiter = threading.Thread(target=wait)
+    waiter.start()
+    assert own.run(_tasks_are(2))
+    own.close()
+    waiter.join(10)
+    assert (ended, outcomes) == (["iteration"], ["cancelled"])
+
+
+async def _tasks_are(count: int) -> bool:
+    import asyncio
+
+    async with asyncio.timeout(10):
+        while len(asyncio.all_tasks()) < count:
+            await asyncio.sleep(0)
+    return True

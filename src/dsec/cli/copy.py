@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import sys
+from contextlib import aclosing
 from pathlib import Path
 from typing import Annotated
 
@@ -62,8 +63,9 @@ async def _down(sandbox: Sandbox, path: str, target: Path) -> str:
     if str(target) == "-":
         if kind != "file":
             raise InvalidArgument(f"{path} is a {kind}; only a file can go to stdout", field="TARGET")
-        async for piece in sandbox.files.stream(path):
-            sys.stdout.buffer.write(piece)
+        async with aclosing(sandbox.files.stream(path)) as pieces:
+            async for piece in pieces:
+                sys.stdout.buffer.write(piece)
         sys.stdout.buffer.flush()
         return "-"
     if await asyncio.to_thread(target.is_dir) and name not in ("", ".", ".."):
