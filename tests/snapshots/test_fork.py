@@ -6,7 +6,8 @@ import asyncio
 
 import pytest
 
-from libdsec.errors import Conflict, InvalidArgument, NotFound
+from dsec.kernel import btrfs
+from libdsec.errors import Conflict, DSecError, InvalidArgument, NotFound
 from libdsec.schema import ForkRequest
 
 pytestmark = [pytest.mark.root, pytest.mark.slow]
@@ -136,3 +137,49 @@ async def test_a_hundred_children(node):
     assert len({child.id for child in children}) == 100
     for child in children[::20]:
         assert await child.sh("md5sum < /t/big | cmp - /t/sum && echo same") == "same\n"
+
+
+async def test_after_a_pause_that_failed_snapshots_freeze_again(node, monkeypatch):
+    box = await node.create()
+    groups = node.backend._cgroups
+    freeze = groups.freeze
+
+    def fail(sandbox_id):
+        freeze(sandbox_id)
+        raise OSError("it did not freeze in time")
+
+    monkeypatch.setattr(groups, "freeze", fail)
+    with pytest.raises(DSecError):
+        await node.edge.pause(box.id)
+    monkeypatch.undo()
+    assert not groups.frozen(box.id)
+    assert await box.sh("echo runs", timeout=10) == "runs\n"
+    forked = await node.edge.fork(box.id, ForkRequest())
+    assert forked.stopped_ms > 0
+
+
+async def test_quota_groups_of_ended_parents_go_with_the_sweep(node, until):
+    scratch = node.backend._scratch
+    box = await node.create()
+    await box.sh("dd if=/dev/urandom of=/t/big bs=1M count=4 2>/dev/null")
+    before = btrfs.qgroup_ids(scratch._filesystem)
+    for _ in range(4):
+        [child] = await box.fork()
+        await child.sh("dd if=/dev/urandom of=/t/own bs=1M count=2 2>/dev/null")
+        await box.stop()
+        box = child
+
+    async def swept():
+        await node.edge._sweep.once()
+        btrfs.sync(scratch._fd)
+        return len(btrfs.qgroup_ids(scratch._filesystem)) <= len(before) + 4
+
+    await until(swept)
+    await box.stop()
+
+    async def gone():
+        await node.edge._sweep.once()
+        btrfs.sync(scratch._fd)
+        return len(btrfs.qgroup_ids(scratch._filesystem)) < len(before)
+
+    await until(gone)

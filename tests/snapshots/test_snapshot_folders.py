@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import os
 import threading
+import time
 
 import pytest
 
 from dsec.environments import ScratchStore
-from dsec.environments.snapshots import ScratchSnapshots
+from dsec.environments.snapshots import ScratchSnapshots, forget_seeds
 from dsec.kernel import btrfs
 from libdsec.errors import Conflict, NotFound, QuotaExceeded, Unsupported
 
@@ -138,3 +139,75 @@ def test_an_image_of_an_earlier_life_of_the_host_is_made_anew(scratch, state_run
     (state_run.state / "scratch.boot").write_text("another\n")
     scratch.open()
     assert scratch.list() == set()
+
+
+def test_what_lies_in_a_snapshot_s_place_is_dropped_whatever_it_is(scratch):
+    (scratch.path / ".snapshots/plain/deep").mkdir(parents=True)
+    (scratch.path / ".snapshots/file").write_text("x")
+    (scratch.path / ".snapshots/link").symlink_to(scratch.path)
+    (scratch.path / ".lanes/3/left/over").mkdir(parents=True)
+    for name in ("plain", "file", "link"):
+        scratch.snapshots.drop(name)
+    scratch.snapshots.prepare()
+    assert scratch.snapshots.names() == set()
+    assert os.listdir(scratch.path / ".lanes/3") == []
+
+
+def test_quota_groups_of_parents_that_died_before_their_forks_are_tidied_away(scratch):
+    fd = os.open(scratch.path, os.O_RDONLY)
+    try:
+        groups = btrfs.qgroup_ids(btrfs.filesystem_id(fd))
+        for number in range(5):
+            folder = scratch.create(f"sb-p{number}", 32 << 20)
+            write(folder, "file", os.urandom(4 << 20))
+            scratch.snapshots.take(f"sb-p{number}", f"snap{number}", read_only=False)
+            assert scratch.snapshots.branch(f"snap{number}", {f"sb-c{number}": 32 << 20}) == {}
+            scratch.snapshots.drop(f"snap{number}")
+            scratch.destroy(f"sb-p{number}")
+        settle(lambda: btrfs.sync(fd) or len(os.listdir(scratch.path)) == 7)
+        scratch.tidy()
+        assert len(btrfs.qgroup_ids(btrfs.filesystem_id(fd))) >= len(groups) + 5, "what is alive keeps its limit"
+        for number in range(5):
+            scratch.destroy(f"sb-c{number}")
+
+        def tidied() -> bool:
+            btrfs.sync(fd)
+            scratch.tidy()
+            return btrfs.qgroup_ids(btrfs.filesystem_id(fd)) == groups
+
+        settle(tidied)
+    finally:
+        os.close(fd)
+
+
+def test_copies_that_only_write_out_are_nobody_s_snapshots_and_end_when_told(scratch):
+    folder = scratch.create("sb-a", None)
+    write(folder, "file", os.urandom(8 << 20))
+    with scratch.snapshots.flushed("sb-a"):
+        assert any(name.startswith("flush-") for name in os.listdir(scratch.path / ".snapshots"))
+        assert scratch.snapshots.names() == set()
+    with scratch.snapshots.flushed("sb-a", lambda: True):
+        assert os.listdir(scratch.path / ".snapshots") == []
+
+
+def test_seeds_are_looked_for_in_layers_without_following_their_links(scratch, tmp_path):
+    outside, lower, upper = tmp_path / "outside", tmp_path / "lower", tmp_path / "upper"
+    (outside / "systemd").mkdir(parents=True)
+    (outside / "systemd/random-seed").write_bytes(b"host")
+    (lower / "var").mkdir(parents=True)
+    (lower / "var/lib").symlink_to(outside)
+    (upper / "var/lib/systemd").mkdir(parents=True)
+    (upper / "var/lib/systemd/random-seed").write_bytes(b"own")
+    fd = os.open(upper, os.O_RDONLY)
+    try:
+        forget_seeds(fd, [lower])
+    finally:
+        os.close(fd)
+    assert os.listdir(upper / "var/lib/systemd") == []
+
+
+def settle(done, seconds: float = 20.0) -> None:
+    deadline = time.monotonic() + seconds
+    while not done():
+        assert time.monotonic() < deadline, "it did not come true"
+        time.sleep(0.05)
