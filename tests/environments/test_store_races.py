@@ -162,3 +162,25 @@ def test_what_layers_share_adds_up(store):
     report = store.report()
     assert {(layer.own_bytes, layer.shared_bytes) for layer in report.layers} == {(8192, 40_960)}
     assert sum(pack.referenced_bytes for pack in report.packs) == 40_960 + 5 * 8192
+
+
+def test_who_reads_an_owners_layers_while_they_change_finds_the_old_or_the_new(store):
+    digests = [publish_files(store, f"env{number}", {"a": noise(number, 10_000)}).digest for number in range(2)]
+    store.acquire(digests, "sb-1")
+    seen, over = set(), threading.Event()
+
+    def look():
+        while not over.is_set():
+            uses = store.node.uses()
+            seen.add(frozenset(digest for digest, owners in uses.items() if "sb-1" in owners))
+
+    thread = threading.Thread(target=look)
+    thread.start()
+    try:
+        for turn in range(300):
+            store.acquire(digests[: 1 + turn % 2], "sb-1")
+    finally:
+        over.set()
+        thread.join()
+    assert seen <= {frozenset(digests), frozenset(digests[:1])}
+    assert store.node.owners() == {"sb-1"}

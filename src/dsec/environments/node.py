@@ -52,6 +52,7 @@ class NodeLayers:
         self._local = state / "layers"
         self._mounts = run / "layers"
         self._owners = run / "owners"
+        self._owner_aside = run / "owner.new"
         self._lock_path = run / "layers.lock"
         self._store = store
         self._staging = staging
@@ -106,12 +107,13 @@ class NodeLayers:
         new = set(fetched)
         with self._exclusive():
             paths = [str(self._mount(digest, new)) for digest in digests]
-            file = self._owners / owner
-            fd = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+            # whoever reads it meanwhile, or after a crash of ours, finds it whole
+            fd = os.open(self._owner_aside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
             try:
                 os.write(fd, "\n".join([*digests, ""]).encode())
             finally:
                 os.close(fd)
+            os.rename(self._owner_aside, self._owners / owner)
         if new:
             try:
                 self._hold(new)
