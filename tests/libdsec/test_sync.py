@@ -234,6 +234,7 @@ async def _tasks_are(count: int) -> bool:
     import asyncio
 
     async with asyncio.timeout(10):
-        while len(asyncio.all_tasks()) < count:
+        while True:
+            if len(asyncio.all_tasks()) >= count:
+                return True
             await asyncio.sleep(0)
-    return True

@@ -36,8 +36,10 @@ class _Lane:
 
     def leave(self) -> None:
         """No more calls."""
-        if self._last is None or self._last.done():
+        if self._last is None:
             os.close(self._fd)
+        elif self._last.done():
+            self._close(self._last)
         else:
             self._last.add_done_callback(self._close)
 
