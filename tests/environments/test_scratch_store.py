@@ -236,10 +236,17 @@ def test_closing_while_a_sandbox_uses_it_is_a_conflict(scratch):
         assert mount_at(scratch.path) is not None
 
 
-def test_an_image_that_a_crash_of_the_host_spoilt_is_made_anew(state_run):
-    (state_run.state / "scratch.img").write_bytes(os.urandom(MIB))
-    scratch = ScratchStore(state_run.state, state_run.run, size_bytes=256 * MIB)
-    scratch.open()
+def test_an_image_that_a_crash_of_the_host_spoilt_is_made_anew(state_run, caplog):
+    for turn in range(2):
+        spoilt = os.urandom(MIB)
+        (state_run.state / "scratch.img").write_bytes(spoilt)
+        scratch = ScratchStore(state_run.state, state_run.run, size_bytes=256 * MIB)
+        with caplog.at_level("WARNING"):
+            scratch.open()
+        assert (state_run.state / "scratch.img.spoilt").read_bytes() == spoilt, "the last one is kept"
+        assert "scratch.img.spoilt" in caplog.text
+        if turn == 0:
+            scratch.close(unmount=True)
     try:
         assert scratch.list() == set()
         assert scratch.create("sb-1", 8 * MIB)
