@@ -6,10 +6,12 @@ import json
 import os
 import subprocess
 import sys
+import typing
 from pathlib import Path
 
 import pytest
 
+from dsec.cli.app import app
 from dsec.cli.copy import split
 from dsec.cli.options import pairs
 from dsec.cli.output import amount, command_exit_code, duration, exit_code
@@ -118,3 +120,22 @@ def test_environments_on_a_state_folder(tmp_path: Path, tiny_rootfs: Path) -> No
     assert dsec("env", "build", "bad", "--from", "nonsense", **env).returncode == 2
     assert dsec("env", "rm", "little:v1", **env).returncode == 0
     assert json.loads(dsec("env", "ls", "--json", **env).stdout) == []
+
+
+def _commands(group):
+    yield from (command.callback for command in group.registered_commands)
+    for each in group.registered_groups:
+        yield from _commands(each.typer_instance)
+
+
+def test_no_path_is_looked_up_on_a_disk_while_it_is_parsed():
+    """The folder of a store may be on a file system that hangs, and what hangs in parsing cannot say so."""
+    seen, looked_up = set(), set()
+    for command in _commands(app):
+        for name, hint in typing.get_type_hints(command, include_extras=True).items():
+            for each in [hint, *typing.get_args(hint)]:
+                for option in getattr(each, "__metadata__", ()):
+                    if Path in (typing.get_args(each)[0], *typing.get_args(typing.get_args(each)[0])):
+                        (seen if option.parser is Path else looked_up).add((command.__module__, name))
+    assert looked_up == set()
+    assert ("dsec.cli.environments", "store") in seen

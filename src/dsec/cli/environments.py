@@ -140,7 +140,10 @@ def _pull(
     name: Annotated[str | None, typer.Argument(help="name, or name:tag; by default the image's last word and tag.")] = None,
     kind: KindOption = None,
     dest: DestOption = None,
-    authfile: Annotated[Path | None, typer.Option("--authfile", help="Credentials, as docker login and podman login write them.")] = None,
+    authfile: Annotated[
+        Path | None,
+        typer.Option("--authfile", parser=Path, metavar="PATH", help="Credentials, as docker login and podman login write them."),
+    ] = None,
     tls_verify: Annotated[bool, typer.Option("--tls-verify/--no-tls-verify", help="Demand HTTPS with a certificate that is known.")] = True,
     collapse_below: CollapseOption = 3000,
     as_json: JsonOption = False,

@@ -35,9 +35,16 @@ UrlOption = Annotated[
     typer.Option("--url", envvar="DSEC_URL", help="unix:///path or http://host:port of the server.", show_default="this machine's"),
 ]
 TokenOption = Annotated[str | None, typer.Option("--token", envvar="DSEC_TOKEN", help="For a server on TCP.")]
-StateOption = Annotated[Path, typer.Option("--state", envvar="DSEC_STATE", help="State folder: layers, journal, sandboxes' disks.")]
-StoreOption = Annotated[Path | None, typer.Option("--store", envvar="DSEC_STORE", help="Shared store of layers; by default STATE/store.")]
-RunOption = Annotated[Path, typer.Option("--run", envvar="DSEC_RUN", help="Run folder: sockets and mounts.")]
+# No look at any of the folders: a command must be able to say what it has to where one of them is on a file system that hangs.
+StateOption = Annotated[
+    Path,
+    typer.Option("--state", envvar="DSEC_STATE", parser=Path, metavar="PATH", help="State folder: layers, journal, sandboxes' disks."),
+]
+StoreOption = Annotated[
+    Path | None,
+    typer.Option("--store", envvar="DSEC_STORE", parser=Path, metavar="PATH", help="Shared store of layers; by default STATE/store."),
+]
+RunOption = Annotated[Path, typer.Option("--run", envvar="DSEC_RUN", parser=Path, metavar="PATH", help="Run folder: sockets and mounts.")]
 
 state_folder = Path("/var/lib/dsec")
 run_folder = Path("/run/dsec")

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import typer
 
-from dsec.cli.options import JsonOption, RunOption, StateOption, run_folder, state_folder
+from dsec.cli.options import JsonOption, RunOption, StateOption, StoreOption, run_folder, state_folder
 from dsec.cli.output import amount, die, print_json, print_table, tell
-from dsec.cli.traces import StoreOption
 from libdsec.errors import DSecError, NotFound
 
 __all__ = ["register"]

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Annotated
 import msgspec
 import typer
 
-from dsec.cli.options import JsonOption, RunOption, StateOption, run_folder, state_folder
+from dsec.cli.options import JsonOption, RunOption, StateOption, StoreOption, run_folder, state_folder
 from dsec.cli.output import die, print_json, say
 from libdsec.errors import Conflict, Denied, DSecError, InvalidArgument
 
@@ -36,13 +36,15 @@ MIN_CACHE_BYTES = 16 << 20
 DOWN_PATIENCE = 3.0
 ENDED = ("stopped", "failed")
 
-# No look at the path: the command must work where the store hangs.
-StoreOption = Annotated[
-    Path | None,
-    typer.Option("--store", envvar="DSEC_STORE", parser=Path, metavar="PATH", help="Shared store of layers; by default STATE/store."),
-]
 ScratchOption = Annotated[
-    Path | None, typer.Option("--scratch", envvar="DSEC_SCRATCH", help="Folder for sandboxes' writes, on btrfs; by default STATE/scratch.")
+    Path | None,
+    typer.Option(
+        "--scratch",
+        envvar="DSEC_SCRATCH",
+        parser=Path,
+        metavar="PATH",
+        help="Folder for sandboxes' writes, on btrfs; by default STATE/scratch.",
+    ),
 ]
 StoreWayOption = Annotated[
     str,
@@ -243,7 +245,8 @@ def _announce(serving: _Serving, found: int, remove: bool, as_json: bool) -> Non
 def _up(
     tcp: Annotated[str | None, typer.Option("--tcp", metavar="HOST:PORT", help="Serve there too, with a bearer token.")] = None,
     token_file: Annotated[
-        Path | None, typer.Option("--token-file", help="Holds the token; by default STATE/token, made on first use.")
+        Path | None,
+        typer.Option("--token-file", parser=Path, metavar="PATH", help="Holds the token; by default STATE/token, made on first use."),
     ] = None,
     remove: Annotated[bool, typer.Option("--rm", help="Stop all sandboxes when the server ends.")] = False,
     log_level: Annotated[str, typer.Option("--log-level", help="debug, info, warning or error.")] = "warning",

@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Annotated
 
 import msgspec
 import typer
 
-from dsec.cli.options import JsonOption, RunOption, StateOption, run_folder, state_folder
+from dsec.cli.options import JsonOption, RunOption, StateOption, StoreOption, run_folder, state_folder
 from dsec.cli.output import amount, die, print_json, tell
 from libdsec.errors import DSecError, InvalidArgument, NotFound
 
 __all__ = ["register"]
-
-StoreOption = Annotated[Path | None, typer.Option("--store", envvar="DSEC_STORE", help="Shared store of layers; by default STATE/store.")]
 
 
 class _Told(msgspec.Struct, kw_only=True):
