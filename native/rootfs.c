@@ -38,12 +38,16 @@ int host_open(const struct host *h, const char *path, int flags) {
     return openat(h->root, *path ? path : ".", flags | O_CLOEXEC, 0);
 }
 
-static int open_in_root(int root, const char *path, int flags, int mode) {
+static int open_resolved(int root, const char *path, int flags, int mode, uint64_t resolve) {
     struct open_how how = {
-        .flags = (uint64_t)(flags | O_CLOEXEC), .mode = (uint64_t)mode, .resolve = RESOLVE_IN_ROOT | RESOLVE_NO_MAGICLINKS};
+        .flags = (uint64_t)(flags | O_CLOEXEC), .mode = (uint64_t)mode, .resolve = RESOLVE_IN_ROOT | RESOLVE_NO_MAGICLINKS | resolve};
     while (*path == '/')
         path++;
     return (int)syscall(SYS_openat2, root, *path ? path : ".", &how, sizeof how);
+}
+
+static int open_in_root(int root, const char *path, int flags, int mode) {
+    return open_resolved(root, path, flags, mode, 0);
 }
 
 _Noreturn static void sleep_for_ever(void) {
@@ -358,6 +362,26 @@ static int bind_over(int dir, const char *source, int root, const char *path, ui
     return move_mount(fd, "", at, "", MOVE_MOUNT_F_EMPTY_PATH | MOVE_MOUNT_T_EMPTY_PATH);
 }
 
+/* One of our files bound over that of the image, or of whoever lived in its files before: only over a regular file on the root itself.
+ * Links lead to /dev, and a folder may lie there; what is no such file shows as it is. */
+static int file_over(const char *source, int root, const char *path) {
+    struct stat st;
+    int at = open_resolved(root, path, O_PATH, 0, RESOLVE_NO_XDEV);
+    if (at < 0)
+        return errno == ENOENT || errno == ENOTDIR || errno == ELOOP || errno == EXDEV ? 0 : -1;
+    int rc = fstat(at, &st);
+    if (rc == 0 && S_ISREG(st.st_mode)) {
+        int fd = open_tree(AT_FDCWD, source, OPEN_TREE_CLONE | OPEN_TREE_CLOEXEC | AT_SYMLINK_NOFOLLOW);
+        struct mount_attr attr = {.attr_set = MOUNT_ATTR_NOSUID | MOUNT_ATTR_NODEV};
+        rc = fd < 0 || mount_setattr(fd, "", AT_EMPTY_PATH, &attr, sizeof attr) < 0 ||
+                     move_mount(fd, "", at, "", MOVE_MOUNT_F_EMPTY_PATH | MOVE_MOUNT_T_EMPTY_PATH) < 0
+                 ? -1
+                 : 0;
+    }
+    close(at);
+    return rc;
+}
+
 static int dev_make(const struct sandbox *s, struct devices *made) {
     static const struct {
         const char *name;
@@ -479,7 +503,7 @@ static int faces_show(const struct sandbox *s, int root, struct trouble *t) {
         return fail(t, "internal", NULL, -1, "cannot show /proc/meminfo");
     for (int i = 0; i < s->spec.files.count; i++) {
         snprintf(name, sizeof name, "/own/f%d", i);
-        if (bind_over(AT_FDCWD, name, root, s->spec.files.items[i].path, MOUNT_ATTR_NOSUID | MOUNT_ATTR_NODEV) < 0)
+        if (file_over(name, root, s->spec.files.items[i].path) < 0)
             return fail(t, "internal", NULL, -1, "cannot place %s", s->spec.files.items[i].path);
     }
     return 0;

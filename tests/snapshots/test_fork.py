@@ -183,3 +183,22 @@ async def test_quota_groups_of_ended_parents_go_with_the_sweep(node, until):
         return len(btrfs.qgroup_ids(scratch._filesystem)) < len(before)
 
     await until(gone)
+
+
+async def test_what_a_parent_made_of_our_files_places_keeps_no_fork_from_living(node):
+    """Its own files are shown over regular files alone: not over folders, and through no link to its devices."""
+    box = await node.create()
+    await box.sh("rm /etc/machine-id; mkdir -p /etc/machine-id/deep /var/lib/dbus; ln -s /dev/null /var/lib/dbus/machine-id")
+    [child] = await box.fork()
+    restored = await node.create((await box.pack(node.name())).name)
+    for each in (child, restored):
+        assert await each.sh("echo gone > /dev/null; cat /dev/null; ls /etc/machine-id") == "deep\n"
+
+
+async def test_a_link_among_its_own_files_is_followed(node):
+    box = await node.create()
+    await box.sh("mkdir /run/ids; mv /etc/machine-id /run/ids/id; ln -s ../run/ids/id /etc/machine-id")
+    [child] = await box.fork()
+    ids = [await each.sh("cat /etc/machine-id") for each in (box, child)]
+    assert ids[0] == "etc/machine-id"
+    assert len(ids[1]) == 33
