@@ -13,7 +13,7 @@ from dsec.environments import EnvironmentStore
 from dsec.environments.manifest import Manifest
 from dsec.environments.names import Reference
 from dsec.environments.packs import Packer
-from dsec.environments.publish import publish_tree
+from dsec.environments.publish import draft_tree, publish_drafts
 from dsec.environments.trees.walk import walk
 
 
@@ -81,9 +81,10 @@ def make_layer(environments: EnvironmentStore, name: str, tree: Path) -> Manifes
     with store.building.lease() as folder:
         packer = Packer(folder)
         root = walk(tree, packer.add)
-        return publish_tree(
-            store, root, pack=packer.finish(), folder=folder, kind="base", source="dir", reference=Reference(name, tag="latest")
-        )
+        pack = packer.finish()
+        draft = draft_tree(root, pack=pack, folder=folder, kind="base", source="dir", reference=Reference(name, tag="latest"))
+        [manifest] = publish_drafts(store, [draft], pack=pack, folder=folder)
+        return manifest
 
 
 def eventually(holds: Callable[[], object], what: str, seconds: float = 20.0) -> None:

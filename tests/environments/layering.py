@@ -8,7 +8,7 @@ from pathlib import Path
 
 from dsec.environments.names import parse_reference
 from dsec.environments.packs import ContentsLost, KnownContents, Packer
-from dsec.environments.publish import publish_tree
+from dsec.environments.publish import draft_tree, publish_drafts
 from dsec.environments.trees.model import Node, folder
 
 __all__ = ["noise", "publish_files", "read_files"]
@@ -34,8 +34,7 @@ def publish_files(store, name, files, *, kind="base", below=(), imported=None, a
                     size, inline, segments = packer.add([content])
                     root.children[path.encode()] = Node(stat.S_IFREG | 0o644, size=size, inline=inline, segments=segments)
                 pack = packer.finish()
-                return publish_tree(
-                    store.layers,
+                draft = draft_tree(
                     root,
                     pack=pack,
                     folder=leased,
@@ -46,6 +45,8 @@ def publish_files(store, name, files, *, kind="base", below=(), imported=None, a
                     below=below,
                     configuration=configuration,
                 )
+                [manifest] = publish_drafts(store.layers, [draft], pack=pack, folder=leased)
+                return manifest
         except ContentsLost:
             if not attempts:
                 raise

@@ -11,7 +11,7 @@ from layering import noise, publish_files, read_files
 from dsec.environments import EnvironmentStore
 from dsec.environments.names import parse_reference
 from dsec.environments.packs import ContentsLost, KnownContents, Packer
-from dsec.environments.publish import import_of, publish_tree
+from dsec.environments.publish import draft_tree, import_of, publish_drafts
 from dsec.environments.trees.model import Node, folder
 from dsec.environments.unused import Inventory, LayerReferences, find_unused
 from libdsec.errors import SandboxFailed
@@ -178,7 +178,12 @@ def test_a_build_whose_pack_goes_is_told_and_nothing_is_visible(store, moment):
             assert packer.finish() is None
             store.collect_garbage(grace_seconds=0)
             with pytest.raises(ContentsLost):
-                publish_tree(store.layers, root, pack=None, folder=leased, kind="base", source="", reference=parse_reference("env"))
+                publish_drafts(
+                    store.layers,
+                    [draft_tree(root, pack=None, folder=leased, kind="base", source="", reference=parse_reference("env"))],
+                    pack=None,
+                    folder=leased,
+                )
     assert store.list() == []
     assert left(store) == (set(), 0, 0)
     assert publish_files(store, "env", {"a": ONE}).contents.stored_bytes > 0

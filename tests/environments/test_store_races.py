@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import shutil
 import threading
@@ -9,10 +10,12 @@ import time
 
 import pytest
 from layering import noise, publish_files
+from layouts import Layout, file, tar_of
 
-from dsec.environments import EnvironmentStore
+from dsec.environments import EnvironmentStore, build
 from dsec.environments.holders import forget_silent
 from dsec.environments.names import parse_reference
+from dsec.environments.publish import import_of
 from dsec.environments.tags import Tags
 from libdsec.errors import Conflict, NotFound, SandboxFailed
 
@@ -184,3 +187,23 @@ def test_who_reads_an_owners_layers_while_they_change_finds_the_old_or_the_new(s
         thread.join()
     assert seen <= {frozenset(digests), frozenset(digests[:1])}
     assert store.node.owners() == {"sb-1"}
+
+
+def test_many_layers_of_an_image_wait_for_the_disk_together(store, tmp_path, monkeypatch):
+    """What is said to last is asked for as seldom as can be: each time waits for the disk."""
+    layers = [tar_of(file(str(number), noise(number, 3000))) for number in range(20)]
+    source = Layout(tmp_path / "layout").image(layers).write()
+    asked = []
+    fsync = os.fsync
+
+    def counted(fd):
+        asked.append(os.readlink(f"/proc/self/fd/{fd}"))
+        fsync(fd)
+
+    monkeypatch.setattr("os.fsync", counted)
+    build(store, "image", source=f"oci:{source}")
+    assert len(asked) <= 4 * 21 + 12
+    assert asked.count(str(store.layers.root / "layers")) == 2
+    assert not any("imports" in path for path in asked)
+    digests = [hashlib.sha256(layer).hexdigest() for layer in layers]
+    assert len({import_of(store.layers, digest) for digest in digests} - {None}) == 20

@@ -17,7 +17,7 @@ from dsec.environments.environment import EnvironmentStore
 from dsec.environments.manifest import KINDS, Configuration, Kind
 from dsec.environments.names import DEFAULT_TAG, Reference, check_name, check_tag
 from dsec.environments.packs import ContentsLost, KnownContents
-from dsec.environments.publish import publish_tree
+from dsec.environments.publish import Draft, draft_tree, publish_drafts
 from dsec.environments.sources import Fetched, RegistryOptions, Source, Workbench, data_bytes, fetch_source, parse_source
 from dsec.environments.sources.furnishing import furnish_base, nest
 from dsec.environments.trees import Node, collapse
@@ -186,25 +186,26 @@ def _build(store: EnvironmentStore, request: _Request, tell: Callable[[BuildProg
         finally:
             bench.close()
         tell(BuildProgress("publish"))
-        below: list[str] = []
+        drafts: list[Draft] = []
         provenance = _provenance(store, request, fetched)
         for number, tree in enumerate(groups, 1):
             top = number == len(groups)
-            manifest = publish_tree(
-                layers,
-                tree,
-                pack=pack,
-                folder=place,
-                kind=request.kind,
-                source=request.source.text,
-                name=request.reference.name,
-                reference=request.reference if top else None,
-                configuration=_settings(request, fetched) if top else None,
-                provenance=provenance,
-                below=below,
-                brought=bench.brought,
+            drafts.append(
+                draft_tree(
+                    tree,
+                    pack=pack,
+                    folder=place,
+                    kind=request.kind,
+                    source=request.source.text,
+                    name=request.reference.name,
+                    reference=request.reference if top else None,
+                    configuration=_settings(request, fetched) if top else None,
+                    provenance=provenance,
+                    below=[draft.manifest.digest for draft in drafts],
+                    brought=bench.brought,
+                )
             )
-            below.append(manifest.digest)
+        publish_drafts(layers, drafts, pack=pack, folder=place)
     return store.show(str(request.reference))
 
 

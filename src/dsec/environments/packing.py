@@ -17,11 +17,11 @@ from pathlib import Path
 from typing import Final
 
 from dsec.environments.erofs import check_xattrs, holds_xattr, read_image
-from dsec.environments.manifest import Configuration, FileDigest, Kind, Manifest
+from dsec.environments.manifest import Configuration, FileDigest, Kind, Manifest, merged_configuration
 from dsec.environments.names import Reference
 from dsec.environments.packs import ContentsLost, KnownContents, Packer
 from dsec.environments.packs.limit import limit_packs
-from dsec.environments.publish import publish_tree
+from dsec.environments.publish import draft_tree, publish_drafts
 from dsec.environments.residue import RENEWED_RULES, Residue
 from dsec.environments.store import METADATA, LayerStore, lost
 from dsec.environments.trees.merge import collapse
@@ -146,18 +146,19 @@ class _Packing:
             limit_packs(root, packer, self._layers.root / "packs")
             pack = packer.finish()
             plan = self._plan
-            manifest = publish_tree(
-                self._layers,
+            settings = merged_configuration([*(self._layers.manifest(each).identity.configuration for each in above), plan.configuration])
+            draft = draft_tree(
                 root,
                 pack=pack,
                 folder=folder,
                 kind=plan.kind,
                 source=plan.source,
                 reference=plan.reference,
-                configuration=plan.configuration,
+                configuration=settings,
                 provenance={**plan.provenance, **({"merged": " ".join(above)} if above else {})},
                 below=below if plan.kind == "snapshot" else (),
             )
+            [manifest] = publish_drafts(self._layers, [draft], pack=pack, folder=folder)
         return Packed(manifest, len(self._left_out), len(above))
 
     def _split(self) -> tuple[list[str], list[str]]:

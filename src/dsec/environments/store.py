@@ -138,7 +138,7 @@ class LayerStore:
         write_durably(folder / MANIFEST, encode_manifest(manifest), aside=folder)
 
     def publish(self, folder: Path, manifest: Manifest) -> Manifest:
-        """Make the sealed layer in `folder` visible, durably. The caller holds `settled`.
+        """Make the sealed layer in `folder` visible; `sync_layers` makes that last. The caller holds `settled`.
 
         All that it refers to is here: else ContentsLost, and nothing is visible. If the layer is here already it stays, unless it
         is damaged.
@@ -160,9 +160,12 @@ class LayerStore:
             if self.damage(digest) is not None:
                 self._set_aside(digest)
                 folder.rename(target)
-        sync_folder(target.parent)
         self.refer(digest)
         return self.manifest(digest)
+
+    def sync_layers(self) -> None:
+        """What was published stays after a crash of the host."""
+        sync_folder(self.root / "layers")
 
     def damage(self, digest: str) -> str | None:
         """Say what is wrong with the layer, None if nothing is. Of its packs it is only seen that they are there, and how long."""

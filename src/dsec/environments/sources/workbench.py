@@ -10,7 +10,7 @@ from typing import Final
 from dsec.environments.erofs import read_image
 from dsec.environments.packs import ContentsLost, KnownContents, Packer
 from dsec.environments.packs.limit import limit_packs
-from dsec.environments.publish import import_of, publish_tree
+from dsec.environments.publish import draft_tree, import_of, publish_drafts
 from dsec.environments.sources.archives import Budget
 from dsec.environments.store import METADATA, LayerStore
 from dsec.environments.trees import BLOCK, Node, Pack, Segment
@@ -84,10 +84,11 @@ class Workbench:
         pack = self._packer.finish()
         if pack is not None:
             self.brought.add(pack.digest)
-        for diff_id, tree in self._waiting.items():
-            publish_tree(
-                self.layers, tree, pack=pack, folder=self._place, kind="snapshot", source=self._source, name="import", imported=diff_id
-            )
+        drafts = [
+            draft_tree(tree, pack=pack, folder=self._place, kind="snapshot", source=self._source, name="import", imported=diff_id)
+            for diff_id, tree in self._waiting.items()
+        ]
+        publish_drafts(self.layers, drafts, pack=pack, folder=self._place)
         self._waiting.clear()
         self._sealed += 1
         self._known.refresh()
