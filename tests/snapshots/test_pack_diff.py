@@ -177,6 +177,15 @@ async def test_a_tag_moves_and_provenance_says_where_it_came_from(node):
     assert second.digest != first.digest
 
 
+async def test_root_that_was_asked_for_over_another_user_stays(node):
+    box = await node.create(init_user="1000", workdir="/t")
+    assert await box.sh("id -u; pwd") == "1000\n/t\n"
+    ours = await node.create((await box.pack(node.name())).name, init_user="root")
+    assert await ours.sh("id -u") == "0\n"
+    restored = await node.create((await ours.pack(node.name())).name)
+    assert await restored.sh("id -u; pwd") == "0\n/t\n"
+
+
 async def test_bad_input_is_refused_by_name(node):
     box = await node.create()
     with pytest.raises(NotFound):

@@ -395,7 +395,7 @@ def _job(sandbox: Sandbox, request: PackRequest) -> _Job:
         source=f"sandbox:{spec.sandbox_id}",
         layers=[layer.rpartition("@")[2] for layer in spec.layers],
         scrub=[*(DEFAULT_RULES if request.default_scrub else ()), *request.scrub],
-        configuration=Configuration(workdir=spec.args.workdir, user=spec.args.init_user if spec.args.init_user != "root" else ""),
+        configuration=Configuration(workdir=spec.args.workdir, user=spec.args.init_user),
         provenance={
             "command": " ".join(["pack-diff", f"--kind={request.kind}", *(f"--scrub={rule}" for rule in request.scrub)]),
             "parent": spec.layers[-1],

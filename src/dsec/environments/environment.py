@@ -9,7 +9,7 @@ from pathlib import Path
 from dsec.environments.blobcache import PackAccess, StoreSettings
 from dsec.environments.garbage import GRACE_SECONDS, SILENT_SECONDS, Garbage, GarbageReport
 from dsec.environments.leases import LeasedFolders
-from dsec.environments.manifest import KINDS, Configuration, Kind, Manifest
+from dsec.environments.manifest import KINDS, Configuration, Kind, Manifest, merged_configuration
 from dsec.environments.names import Reference, check_digest, parse_reference
 from dsec.environments.node import NodeLayers
 from dsec.environments.report import StoreReport, report_store
@@ -103,7 +103,8 @@ class EnvironmentStore:
         if order != sorted(order) or order.count(0) != 1 or "snapshot" in kinds:
             given = ", ".join(f"{text} ({kind})" for text, kind in zip(refs, kinds, strict=True))
             raise InvalidArgument(f"{field}: one base, then workspaces, then toolkits; given: {given}", field=field)
-        return _merged(layers, settings)
+        said = merged_configuration(settings)
+        return ResolvedEnvironment(layers, said.env, said.workdir, said.user, said.entrypoint, said.command)
 
     def _stack(self, name: str, digest: str) -> list[tuple[ResolvedLayer, Configuration]]:
         """The layer with those that it is a difference to, from the bottom. Its lowest layer says what it is."""
@@ -218,17 +219,6 @@ class EnvironmentStore:
             except SandboxFailed as error:
                 found.append(EnvironmentInfo(name=_label(reference), digest=digest, kind="base", source=f"damaged: {error.message}"))
         return found
-
-
-def _merged(layers: list[ResolvedLayer], settings: list[Configuration]) -> ResolvedEnvironment:
-    env: dict[str, str] = {}
-    workdir, user, entrypoint, command = "", "", list[str](), list[str]()
-    for each in settings:
-        env |= each.env
-        workdir, user = each.workdir or workdir, each.user or user
-        if each.entrypoint or each.command:  # a command is meant for the entrypoint that it comes with
-            entrypoint, command = each.entrypoint or entrypoint, each.command
-    return ResolvedEnvironment(layers, env, workdir, user, list(entrypoint), list(command))
 
 
 def _label(reference: Reference) -> str:

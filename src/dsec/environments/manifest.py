@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Iterable
 from typing import Annotated, Final, Literal, get_args
 
 import msgspec
@@ -20,6 +21,7 @@ __all__ = [
     "decode_manifest",
     "encode_manifest",
     "identity_digest",
+    "merged_configuration",
 ]
 
 Kind = Literal["base", "workspace", "toolkit", "snapshot"]
@@ -57,6 +59,18 @@ class Configuration(msgspec.Struct, kw_only=True, frozen=True, forbid_unknown_fi
     entrypoint: list[str] = []
     command: list[str] = []
     """What an image runs by default, after its entrypoint."""
+
+
+def merged_configuration(settings: Iterable[Configuration]) -> Configuration:
+    """What layers say together, from the bottom: the upper ones' word holds."""
+    env: dict[str, str] = {}
+    workdir, user, entrypoint, command = "", "", list[str](), list[str]()
+    for each in settings:
+        env |= each.env
+        workdir, user = each.workdir or workdir, each.user or user
+        if each.entrypoint or each.command:  # a command is meant for the entrypoint that it comes with
+            entrypoint, command = each.entrypoint or entrypoint, each.command
+    return Configuration(env=env, workdir=workdir, user=user, entrypoint=list(entrypoint), command=list(command))
 
 
 class Identity(msgspec.Struct, kw_only=True, frozen=True, forbid_unknown_fields=True):
