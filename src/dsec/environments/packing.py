@@ -21,7 +21,7 @@ from dsec.environments.manifest import Configuration, FileDigest, Kind, Manifest
 from dsec.environments.names import Reference
 from dsec.environments.packs import ContentsLost, KnownContents, Packer
 from dsec.environments.packs.limit import limit_packs
-from dsec.environments.publish import publish_tree
+from dsec.environments.publish import draft_tree, publish_drafts
 from dsec.environments.residue import RENEWED_RULES, Residue
 from dsec.environments.store import METADATA, LayerStore, lost
 from dsec.environments.trees.merge import collapse
@@ -147,8 +147,7 @@ class _Packing:
             pack = packer.finish()
             plan = self._plan
             settings = merged_configuration([*(self._layers.manifest(each).identity.configuration for each in above), plan.configuration])
-            manifest = publish_tree(
-                self._layers,
+            draft = draft_tree(
                 root,
                 pack=pack,
                 folder=folder,
@@ -159,6 +158,7 @@ class _Packing:
                 provenance={**plan.provenance, **({"merged": " ".join(above)} if above else {})},
                 below=below if plan.kind == "snapshot" else (),
             )
+            [manifest] = publish_drafts(self._layers, [draft], pack=pack, folder=folder)
         return Packed(manifest, len(self._left_out), len(above))
 
     def _split(self) -> tuple[list[str], list[str]]:
