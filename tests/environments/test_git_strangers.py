@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import subprocess
 
 import pytest
@@ -139,3 +140,54 @@ def test_files_count_against_the_room_that_there_is(store, repository, monkeypat
     monkeypatch.setattr(Workbench, "__init__", small)
     with pytest.raises(QuotaExceeded):
         build(store, "code", source=f"git:{repository}")
+
+
+# -- repositories that are not where they are said to be -----------------------------------------------------------------------------
+
+
+def fake_file(secret, place):
+    (place / ".git").write_text(f"gitdir: {secret / '.git'}\n")
+
+
+def fake_link(secret, place):
+    (place / ".git").symlink_to(secret / ".git")
+
+
+def fake_common(secret, place):
+    git(place, "init")
+    (place / ".git/commondir").write_text(f"{secret / '.git'}\n")
+
+
+def fake_parts(secret, place):
+    git(place, "init")
+    for part in ("objects", "refs"):
+        shutil.rmtree(place / ".git" / part)
+        (place / ".git" / part).symlink_to(secret / ".git" / part)
+
+
+def fake_bare(secret, place):
+    for part in ("objects", "refs", "HEAD", "config"):
+        (place / part).symlink_to(secret / ".git" / part)
+
+
+@pytest.mark.parametrize("fake", [fake_file, fake_link, fake_common, fake_parts, fake_bare])
+def test_a_repository_that_names_another_is_refused(store, repository, tmp_path, fake):
+    place = tmp_path / "stranger"
+    place.mkdir()
+    fake(repository, place)
+    with pytest.raises(InvalidArgument, match="elsewhere"):
+        build(store, "code", source=f"git:{place}")
+    assert store.list() == []
+
+
+def test_worktrees_submodules_bare_clones_and_folders_within_are_sources(store, repository, tmp_path):
+    git(repository, "worktree", "add", str(tmp_path / "tree"), "-b", "other")
+    git(tmp_path, "clone", "--bare", str(repository), "bare.git")
+    git(tmp_path, "clone", "--shared", str(repository), "shared")
+    (tmp_path / "outer").mkdir()
+    git(tmp_path / "outer", "init")
+    git(tmp_path / "outer", "-c", "protocol.file.allow=always", "submodule", "add", str(repository), "inner")
+    (repository / "folder").mkdir()
+    wanted = build(store, "code", source=f"git:{repository}").digest
+    for place in (tmp_path / "tree", tmp_path / "bare.git", tmp_path / "shared", tmp_path / "outer/inner", repository / "folder"):
+        assert build(store, "code", source=f"git:{place}").digest == wanted

@@ -17,6 +17,7 @@ from typing import IO, Final
 
 from dsec.environments.sources.archives import Budget
 from dsec.environments.sources.builder import TreeBuilder
+from dsec.environments.sources.gitplace import check_place
 from dsec.environments.sources.refusals import damaged, refuse
 from dsec.environments.tools import leashed, run_tool
 from dsec.environments.trees import AddContent, Node
@@ -59,6 +60,7 @@ def export_commit(
     repository: Path, revision: str, builder: TreeBuilder, add: AddContent, budget: Budget, progress: Callable[[int], None]
 ) -> dict[str, str]:
     """Put the commit's files in `builder`, dated as it is, and return which commit it was. Submodules become empty folders."""
+    check_place(repository)
     try:
         commit = run_tool(
             _git(repository, "rev-parse", "--verify", "--end-of-options", f"{revision}^{{commit}}"), environment=_environment()
