@@ -24,7 +24,7 @@
 static char *image_file(int root, const char *path, struct stat *st) {
     struct open_how how = {.flags = O_RDONLY | O_NONBLOCK | O_NOCTTY | O_CLOEXEC,
                            .resolve = RESOLVE_IN_ROOT | RESOLVE_NO_MAGICLINKS | RESOLVE_NO_XDEV};
-    int fd = (int)syscall(SYS_openat2, root, path, &how, sizeof how);
+    int fd = open_steady(root, path, &how);
     char *text = NULL;
     *st = (struct stat){0};
     if (fd < 0)

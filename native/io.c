@@ -2,6 +2,7 @@
 #include "io.h"
 
 #include <errno.h>
+#include <linux/openat2.h>
 #include <poll.h>
 #include <stdarg.h>
 #include <stdio.h>
@@ -12,6 +13,8 @@
 #include <sys/time.h>
 #include <time.h>
 #include <unistd.h>
+
+#define STEADY_TRIES 1000
 
 int fail(struct trouble *t, const char *code, const char *field, int error, const char *format, ...) {
     if (error == -1)
@@ -270,4 +273,12 @@ void set_timeouts(int sock, int seconds) {
 
 int open_pidfd(int pid) {
     return (int)syscall(SYS_pidfd_open, pid, 0);
+}
+
+int open_steady(int root, const char *path, const struct open_how *how) {
+    int fd, tries = 0;
+    do
+        fd = (int)syscall(SYS_openat2, root, path, how, sizeof *how);
+    while (fd < 0 && errno == EAGAIN && ++tries < STEADY_TRIES);
+    return fd;
 }

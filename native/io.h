@@ -47,5 +47,8 @@ int send_ok(int sock);
 int64_t now_ns(int clock);
 void set_timeouts(int sock, int seconds);
 int open_pidfd(int pid);
+/* openat2, again where a rename or a mount anywhere on the host kept the kernel from proving that a `..` stayed inside. */
+struct open_how;
+int open_steady(int root, const char *path, const struct open_how *how);
 
 #endif

@@ -31,7 +31,7 @@ int fail_errno(struct trouble *t, const char *field, const char *path, const cha
 int open_inside(int root, const char *path, int flags, int mode) {
     struct open_how how = {
         .flags = (uint64_t)(flags | O_CLOEXEC), .mode = (uint64_t)mode, .resolve = RESOLVE_IN_ROOT | RESOLVE_NO_MAGICLINKS};
-    return (int)syscall(SYS_openat2, root, path, &how, sizeof how);
+    return open_steady(root, path, &how);
 }
 
 static int make_parents(int root, const char *dir, struct trouble *t) {

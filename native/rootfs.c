@@ -43,7 +43,7 @@ static int open_resolved(int root, const char *path, int flags, int mode, uint64
         .flags = (uint64_t)(flags | O_CLOEXEC), .mode = (uint64_t)mode, .resolve = RESOLVE_IN_ROOT | RESOLVE_NO_MAGICLINKS | resolve};
     while (*path == '/')
         path++;
-    return (int)syscall(SYS_openat2, root, *path ? path : ".", &how, sizeof how);
+    return open_steady(root, *path ? path : ".", &how);
 }
 
 static int open_in_root(int root, const char *path, int flags, int mode) {
