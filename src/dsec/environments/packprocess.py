@@ -122,7 +122,6 @@ def main() -> None:
     job = msgspec.msgpack.decode(sys.stdin.buffer.read(), type=PackJob)
     with contextlib.suppress(OSError):
         Path("/proc/self/oom_score_adj").write_text(str(_SACRIFICED))
-    os.umask(0o077)
     _, most = resource.getrlimit(resource.RLIMIT_AS)
     if most == resource.RLIM_INFINITY or job.memory_bytes < most:
         resource.setrlimit(resource.RLIMIT_AS, (job.memory_bytes, job.memory_bytes))
