@@ -280,10 +280,17 @@ class Sandbox:
             idempotent=True,
         )
 
-    async def open_session(self, *, user: str | None = None, cwd: str | None = None, env: Mapping[str, str] | None = None) -> Session:
-        """Open a shell that keeps its directory and environment between commands."""
-        request = SessionRequest(user=user, cwd=cwd, env=dict(env) if env else {})
-        info = await self._api.call("POST", self._path + "/sessions", SessionInfo, body=request)
+    async def open_session(
+        self,
+        *,
+        user: str | None = None,
+        cwd: str | None = None,
+        env: Mapping[str, str] | None = None,
+        session_id: str | None = None,
+    ) -> Session:
+        """Open a shell that keeps its directory and environment between commands. Repeating a `session_id` opens no other."""
+        request = SessionRequest(user=user, cwd=cwd, env=dict(env) if env else {}, session_id=session_id or new_op_id("ss"))
+        info = await self._api.call("POST", self._path + "/sessions", SessionInfo, body=request, idempotent=True)
         return Session(self._api, self._path, info)
 
     async def sessions(self) -> list[SessionInfo]:

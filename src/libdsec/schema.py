@@ -373,6 +373,8 @@ class SessionRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     user: str | None = None
     cwd: str | None = None
     env: dict[str, str] = {}
+    session_id: str | None = None
+    """Unique among all sandboxes; where none is given the server makes one. Repeating it gives the session that was opened."""
 
 
 class SessionInfo(msgspec.Struct, kw_only=True):

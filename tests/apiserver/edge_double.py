@@ -224,8 +224,9 @@ class EdgeDouble:
 
     async def open_session(self, sandbox_id: str, request: SessionRequest) -> SessionInfo:
         self._sandbox(sandbox_id)
-        session_id = f"ss-{next(_ids)}"
-        self.open_sessions[session_id] = await SessionDouble.open(request.cwd)
+        session_id = request.session_id or f"ss-{next(_ids)}"
+        if session_id not in self.open_sessions:
+            self.open_sessions[session_id] = await SessionDouble.open(request.cwd)
         return SessionInfo(session_id=session_id, sandbox_id=sandbox_id)
 
     async def sessions(self, sandbox_id: str) -> Sequence[SessionInfo]:

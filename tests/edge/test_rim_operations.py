@@ -377,6 +377,52 @@ async def test_sessions_are_named_and_their_commands_recorded(node, edge, sandbo
         await edge.run_in_session(sandbox, "ss-nosuch", SessionRunRequest(shell="echo hi"))
 
 
+async def test_a_repeated_session_id_opens_no_other(node, edge, sandbox):
+    asked = SessionRequest(cwd="/tmp", session_id="mine")
+    first, second = await asyncio.gather(edge.open_session(sandbox, asked), edge.open_session(sandbox, asked))
+    assert first == second == await edge.open_session(sandbox, asked)
+    assert node.host.guests[sandbox].shells == {"mine"}
+    other = (await edge.create(request())).sandboxes[0].sandbox_id
+    for where, again in ((sandbox, SessionRequest(session_id="mine")), (other, asked)):
+        with pytest.raises(Conflict) as raised:
+            await edge.open_session(where, again)
+        assert (raised.value.field, raised.value.cause) == ("session_id", "session-id-reused")
+    await edge.close_session(sandbox, "mine")
+    assert (await edge.open_session(sandbox, asked)).state == "closed"
+    with pytest.raises(InvalidArgument) as invalid:
+        await edge.open_session(sandbox, SessionRequest(session_id="a/b"))
+    assert invalid.value.field == "session_id"
+
+
+async def test_a_session_whose_caller_left_is_gone_before_its_id_opens_another(node, edge, sandbox, monkeypatch):
+    channel = type(edge._core.sandboxes[sandbox].channel)
+    opening, closing = channel.open_session, channel.close_session
+    begun, gate = asyncio.Event(), asyncio.Event()
+
+    async def open_and_stall(self, session_id, request):
+        await opening(self, session_id, request)
+        begun.set()
+        await asyncio.Event().wait()
+
+    async def close_late(self, session_id):
+        await gate.wait()
+        await closing(self, session_id)
+
+    monkeypatch.setattr(channel, "open_session", open_and_stall)
+    monkeypatch.setattr(channel, "close_session", close_late)
+    call = asyncio.ensure_future(edge.open_session(sandbox, SessionRequest(session_id="mine")))
+    await begun.wait()
+    call.cancel()
+    await asyncio.wait([call])
+    monkeypatch.setattr(channel, "open_session", opening)
+    again = asyncio.ensure_future(edge.open_session(sandbox, SessionRequest(session_id="mine")))
+    await asyncio.sleep(0)
+    assert node.host.guests[sandbox].shells == {"mine"}
+    gate.set()
+    assert (await again).state == "open"
+    assert node.host.guests[sandbox].shells == {"mine"}
+
+
 async def test_leaving_a_sessions_command_does_not_lose_its_result(node, edge, sandbox):
     session = await edge.open_session(sandbox, SessionRequest())
     call = asyncio.ensure_future(edge.run_in_session(sandbox, session.session_id, SessionRunRequest(shell="hold", op_id="a")))

@@ -170,10 +170,10 @@ def check_pack(request: PackRequest) -> None:
         check_op_id(request.op_id)
 
 
-def check_op_id(op_id: str) -> None:
+def check_op_id(op_id: str, field: str = "op_id") -> None:
     """[A-Za-z0-9._-]{1,128}: it is a name of a cgroup too."""
     if not _OP_ID.fullmatch(op_id) or op_id in (".", ".."):
-        raise InvalidArgument("op_id must match [A-Za-z0-9._-]{1,128}", field="op_id")
+        raise InvalidArgument(f"{field} must match [A-Za-z0-9._-]{{1,128}}", field=field)
 
 
 def _check_limits(timeout: float | None, kill_grace: float, output_limit_bytes: int) -> None:
@@ -236,7 +236,9 @@ def check_exec(request: ExecRequest) -> None:
 
 
 def check_session(request: SessionRequest) -> None:
-    """A session's user, folder and environment."""
+    """A session's name, user, folder and environment."""
+    if request.session_id is not None:
+        check_op_id(request.session_id, "session_id")
     if check_env(request.env) > MAX_COMMAND_BYTES:
         raise InvalidArgument(f"env is larger than {MAX_COMMAND_BYTES} bytes", field="env")
     if request.cwd is not None:

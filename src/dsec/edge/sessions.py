@@ -25,23 +25,49 @@ class Sessions:
     def __init__(self, core: Core, operations: Operations) -> None:
         self._core = core
         self._operations = operations
+        self._opening: dict[str, asyncio.Future[None]] = {}
+        """By id, those that are being opened, or undone again."""
 
     async def open_session(self, sandbox_id: str, request: SessionRequest) -> SessionInfo:
         """See Edge.open_session."""
         check_session(request)
+        blob = encode_request(request)
+        session_id = request.session_id or new_session_id()
+        while (other := self._opening.get(session_id)) is not None:
+            await asyncio.wait([other])
+        if request.session_id is not None and (known := self._opened(sandbox_id, session_id, blob)) is not None:
+            return _info(known)
         sandbox = self._core.living(sandbox_id)
-        channel = await self._core.usable(sandbox)
-        row = SessionRow(new_session_id(), sandbox_id, "open", clock.now(), encode_request(request))
-        with self._core.activity(sandbox):
-            try:
-                await channel.open_session(row.session_id, request)
-            except asyncio.CancelledError:
-                # It may be open by now, and nobody will ever know its name.
-                self._core.spawn(self._drop(sandbox, row.session_id))
-                raise
-        sandbox.sessions[row.session_id] = row
+        self._opening[session_id] = over = asyncio.get_running_loop().create_future()
+        over.add_done_callback(lambda _: self._opening.pop(session_id))
+        try:
+            channel = await self._core.usable(sandbox)
+            row = SessionRow(session_id, sandbox_id, "open", clock.now(), blob)
+            with self._core.activity(sandbox):
+                await channel.open_session(session_id, request)
+        except asyncio.CancelledError:
+            # It may be open by now, and nobody waits for it. Who repeats its id finds all of it gone.
+            self._core.spawn(self._drop(sandbox, session_id)).add_done_callback(lambda _: over.set_result(None))
+            raise
+        except BaseException:
+            over.set_result(None)
+            raise
+        sandbox.sessions[session_id] = row
         self._core.journal.put_session(row)
+        over.set_result(None)
         return _info(row)
+
+    def _opened(self, sandbox_id: str, session_id: str, request: bytes) -> SessionRow | None:
+        """The session that a repeated id means. Conflict where it is that of another request, or of another sandbox's."""
+        sandbox = self._core.find(sandbox_id)
+        row = None if sandbox is None else sandbox.sessions.get(session_id)
+        row = row or self._core.journal.session(session_id)
+        if row is None:
+            return None
+        # One found again after a crash before its request was on record has none to compare.
+        if row.sandbox_id != sandbox_id or (row.request and row.request != request):
+            raise Conflict(f"session id {session_id} was used for another request", field="session_id", cause="session-id-reused")
+        return row
 
     async def sessions(self, sandbox_id: str) -> list[SessionInfo]:
         """See Edge.sessions."""

@@ -356,6 +356,13 @@ class Journal:
         found = self._reader.execute("SELECT * FROM sessions WHERE sandbox_id=? ORDER BY created_at", (sandbox_id,))
         return [SessionRow(*row) for row in found]
 
+    def session(self, session_id: str) -> SessionRow | None:
+        """A shell session, whatever its sandbox; or None."""
+        if (pending := self._batch.sessions.get(session_id)) is not None:
+            return pending
+        row = self._reader.execute("SELECT * FROM sessions WHERE session_id=?", (session_id,)).fetchone()
+        return None if row is None else SessionRow(*row)
+
     def key(self, key: str) -> KeyRow | None:
         """What a create with this idempotency key came to, or None."""
         row = self._reader.execute("SELECT * FROM idempotency WHERE key=?", (key,)).fetchone()
