@@ -115,6 +115,8 @@ class ProcessStream:
         finally:
             self._wake.set()
             self._stdin_arrived.set()
+            # Nothing more comes: a handle that nobody closes holds no connection.
+            await self._connection.aclose()
 
     async def _read_messages(self) -> None:
         assert self._socket is not None, "open() connects first"
@@ -207,7 +209,7 @@ class ProcessStream:
         if self._stdin_ended:
             raise Conflict("stdin was closed before", cause="stdin-closed")
         while rest:
-            socket = self._writable()
+            self._writable()
             if self._stdin_credit <= 0:
                 self._stdin_arrived.clear()
                 await self._stdin_arrived.wait()
@@ -215,7 +217,7 @@ class ProcessStream:
             piece = rest[: min(self._stdin_credit, STDIN_PIECE)]
             self._stdin_credit -= len(piece)
             try:
-                await socket.send(bytes([streaming.STDIN]) + piece)
+                await self._send(bytes([streaming.STDIN]) + piece)
             except ConnectionFailed as error:
                 raise OutcomeUnknown("the connection broke while input was being sent", cause="stdin") from error
             rest = rest[len(piece) :]
@@ -231,20 +233,32 @@ class ProcessStream:
             raise Conflict("the stream is not open", cause="detached")
         return self._socket
 
+    async def _send(self, message: bytes) -> None:
+        try:
+            await self._writable().send(message)
+        except ConnectionFailed:
+            # What ended the stream meanwhile is the reason, if something did.
+            self._writable()
+            raise
+
     async def close_stdin(self) -> None:
-        """End of input. Once is enough; again is no error."""
+        """End of input. Once is enough; again is no error, nor is it when the process has ended."""
         if not self._stdin_ended and self.result is None:
             self._stdin_ended = True
-            await self._writable().send(bytes([streaming.STDIN_EOF]))
+            try:
+                await self._send(bytes([streaming.STDIN_EOF]))
+            except Conflict:
+                if self.result is None:
+                    raise
 
     async def signal(self, signal: int | str, *, tree: bool = False) -> None:
         """Send a signal in order with the input. See Process.signal() for one that is answered."""
         body = msgspec.msgpack.encode(SignalRequest(signal=signal, tree=tree))
-        await self._writable().send(bytes([streaming.SIGNAL]) + body)
+        await self._send(bytes([streaming.SIGNAL]) + body)
 
     async def resize(self, rows: int, cols: int) -> None:
         """Tell the terminal's size."""
-        await self._writable().send(streaming.encode_resize(rows, cols))
+        await self._send(streaming.encode_resize(rows, cols))
 
 
 def kept_from(kept: bytes, total: int, offset: int) -> Iterator[tuple[int, bytes]]:

@@ -15,7 +15,7 @@ from urllib.parse import urlsplit
 import aiohttp
 from yarl import URL
 
-from libdsec.errors import ConnectionFailed, Denied, InvalidArgument, error_from_wire
+from libdsec.errors import Conflict, ConnectionFailed, Denied, InvalidArgument, error_from_wire
 from libdsec.timeouts import Timeouts
 
 __all__ = ["HttpTransport", "Reply", "StreamReply", "Transport", "WebSocket", "open_transport"]
@@ -112,10 +112,13 @@ class HttpTransport:
         self._token = token
         self._timeouts = timeouts
         self._session: aiohttp.ClientSession | None = None
+        self._closed = False
         self._timeout_objects: dict[float | None, aiohttp.ClientTimeout] = {}
 
     def _open(self) -> aiohttp.ClientSession:
         session = self._session
+        if self._closed:
+            raise Conflict("the client is closed", cause="closed")
         if session is None:
             connector: aiohttp.BaseConnector
             if self._unix_path is not None:
@@ -224,6 +227,7 @@ class HttpTransport:
         return ConnectionFailed(f"the connection to {where} broke: {error!r}", ran="unknown", cause="broken")
 
     async def aclose(self) -> None:
+        self._closed = True
         if self._session is not None:
             await self._session.close()
             self._session = None

@@ -3,11 +3,22 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 
 import pytest
 from polling import until
 
-from libdsec import CommandFailed, Conflict, DSecClient, DSecContainerRunArgs, InvalidArgument, NotFound, OutcomeUnknown, streaming
+from libdsec import (
+    CommandFailed,
+    Conflict,
+    ConnectionFailed,
+    DSecClient,
+    DSecContainerRunArgs,
+    InvalidArgument,
+    NotFound,
+    OutcomeUnknown,
+    streaming,
+)
 from libdsec.stream import ProcessStream, kept_from
 
 
@@ -176,6 +187,25 @@ async def test_a_session_keeps_its_folder_and_variables(sandbox, tmp_path):
         await sandbox.session(session.session_id)
 
 
+async def test_a_session_whose_answer_was_lost_is_asked_for_again(served, sandbox, monkeypatch):
+    lost = []
+    call = type(sandbox._api.transport).call
+
+    async def lose_first(self, method, target, **options):
+        reply = await call(self, method, target, **options)
+        if target.endswith("/sessions") and not lost:
+            lost.append(reply)
+            raise ConnectionFailed("the answer was lost", ran="unknown", cause="broken")
+        return reply
+
+    monkeypatch.setattr(type(sandbox._api.transport), "call", lose_first)
+    async with await sandbox.open_session() as session:
+        assert len(lost) == 1
+        assert list(served.edge.open_sessions) == [session.session_id]
+        assert (await sandbox.open_session(session_id=session.session_id)).session_id == session.session_id
+        assert list(served.edge.open_sessions) == [session.session_id]
+
+
 async def test_a_malformed_message_ends_the_stream_with_its_reason(served, sandbox):
     process = await sandbox.start(["sleep", "100"])
     stream = ProcessStream(sandbox._api, process._path)
@@ -191,8 +221,9 @@ async def test_a_malformed_message_ends_the_stream_with_its_reason(served, sandb
 async def test_more_input_than_granted_is_refused(served, sandbox):
     process = await sandbox.start(["sleep", "100"], open_stdin=True)
     async with process.attach() as stream:
-        for _ in range(12):
-            await stream._socket.send(bytes([streaming.STDIN]) + bytes(256 << 10))
+        with contextlib.suppress(ConnectionFailed):
+            for _ in range(12):
+                await stream._socket.send(bytes([streaming.STDIN]) + bytes(256 << 10))
         with pytest.raises(InvalidArgument) as caught:
             await gathered(stream)
     assert caught.value.field == "stdin"
@@ -294,3 +325,30 @@ async def test_a_stream_whose_closing_is_cancelled_keeps_no_connection(sandbox):
             await asyncio.gather(closing, return_exceptions=True)
             assert not connections
             stream._reader.cancel()
+
+
+async def test_a_stream_that_ended_and_is_not_closed_keeps_no_connection(sandbox):
+    connections = sandbox._api.transport._session.connector._acquired
+    process = await sandbox.start(["echo", "hi"])
+    assert await gathered(process.output()) == (b"hi\n", b"")
+    await until(lambda: not connections)
+    process._stream = None
+    process._path = process._path.replace(process.op_id, "nothing")
+    with pytest.raises(NotFound):
+        await gathered(process.output())
+    await until(lambda: not connections)
+
+
+async def test_a_stream_that_is_open_when_its_client_is_closed_ends_with_it(served):
+    client = await DSecClient(served.url).open()
+    sandbox = await client.run_container(DSecContainerRunArgs(container_image="debian"))
+    process = await sandbox.start(["sleep", "100"])
+    stream = await process.attach().open()
+    await client.aclose()
+    with pytest.raises(Conflict) as caught:
+        await asyncio.wait_for(gathered(stream), 5)
+    assert caught.value.cause == "closed"
+    assert client._transport._session is None
+    with pytest.raises(Conflict, match="closed"):
+        await client.list()
+    served.edge.commands[process.op_id].process.kill()
