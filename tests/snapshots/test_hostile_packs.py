@@ -39,8 +39,12 @@ async def test_sizes_that_files_claim_do_not_add_up_beyond_what_can_be_told(node
     await box.sh(f"cd /t; truncate -s {2**63 - 1} a b c")
     info = await box.pack(node.name())
     assert info.logical_bytes == 2**63 - 1
+    # as it was told before there was a bound
+    manifest = node.edge.environments.layers.folder(info.digest) / "manifest.json"
+    manifest.write_bytes(manifest.read_bytes().replace(str(2**63 - 1).encode(), str(3 * (2**63 - 1)).encode()))
     environments = EnvironmentStore(node.home.state, node.home.run)
     assert msgspec.msgpack.encode(environments.list())
+    assert environments.layers.manifest(info.digest).contents.logical_bytes == 2**63 - 1
 
 
 @pytest.mark.parametrize(
