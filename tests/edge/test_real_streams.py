@@ -11,7 +11,7 @@ from edge_node import until
 from dsec.backends.protocol import OutputChunk
 from dsec.edge import build_edge
 from dsec.environments import EnvironmentStore, ScratchStore, build
-from libdsec.schema import ContainerRunArgs, CreateRequest, ExecRequest, ExecResult
+from libdsec.schema import ContainerRunArgs, CreateRequest, ExecRequest, ExecResult, SessionRequest, SessionRunRequest, StreamOutput
 
 pytestmark = [pytest.mark.root, pytest.mark.slow]
 
@@ -96,6 +96,28 @@ async def test_a_view_that_breaks_off_goes_on_from_the_record(edge, sandbox):
     finally:
         await attachment.aclose()
         await other.aclose()
+
+
+async def test_a_command_that_waits_for_its_turn_in_a_shell_can_be_followed(edge, sandbox):
+    session = (await edge.open_session(sandbox, SessionRequest())).session_id
+
+    def run(op: str, text: str) -> asyncio.Task[ExecResult]:
+        return asyncio.ensure_future(edge.run_in_session(sandbox, session, SessionRunRequest(shell=text, op_id=op)))
+
+    await edge.exec(sandbox, ExecRequest(shell="mkfifo /tmp/gate"))
+    calls = [run("first", "read x < /tmp/gate; echo $x"), run("second", "echo after $x; exit_with() { return 3; }; exit_with")]
+    await until(lambda: len(edge._core.sandboxes[sandbox].ops) == 2)
+    following = asyncio.ensure_future(edge.attach(sandbox, "second"))
+    assert await asyncio.wait_for(edge.output(sandbox, "second", 1), 5) == StreamOutput(data=b"", offset=0, next_offset=0)
+    await edge.exec(sandbox, ExecRequest(shell="echo gone > /tmp/gate"))
+    first, second = await asyncio.wait_for(asyncio.gather(*calls), 10)
+    assert (first.stdout, second.stdout, second.exit_code) == (b"gone\n", b"after gone\n", 3)
+    attachment = await asyncio.wait_for(following, 5)
+    try:
+        output, missing, result = await rest_of(attachment)
+        assert (output, missing, result.exit_code) == (b"after gone\n", 0, 3)
+    finally:
+        await attachment.aclose()
 
 
 async def test_commands_that_end_at_once_bring_their_result_to_whoever_follows(edge, sandbox):

@@ -146,6 +146,8 @@ class Operations:
             raise Conflict(f"operation {op_id} has ended", cause=state)
         if op.state != "running":
             raise Conflict(f"operation {op_id} has ended", cause=op.state)
+        if self._before(sandbox, op) is not None:
+            raise Conflict(f"operation {op_id} waits for its turn in its session", cause="waiting")
         await channel.signal(op.session_id or op_id, number, tree=request.tree)
 
     async def output(self, sandbox_id: str, op_id: str, stream: int, offset: int, limit: int) -> StreamOutput:
@@ -158,6 +160,8 @@ class Operations:
         op = None if sandbox is None else sandbox.ops.get(op_id)
         if sandbox is not None and op is not None and op.state == "running":
             channel = await self._core.usable(sandbox)
+            if self._before(sandbox, op) is not None:
+                return StreamOutput(data=b"", offset=offset, next_offset=offset)
             try:
                 return await live_output(channel, op, stream, offset, limit)
             except (NotFound, OutcomeUnknown):
@@ -172,6 +176,9 @@ class Operations:
         core = self._core
         sandbox = core.find(sandbox_id)
         op = None if sandbox is None else sandbox.ops.get(op_id)
+        while sandbox is not None and op is not None and (first := self._before(sandbox, op)) is not None:
+            # Asked for now, aether would have to take it from the call that waits for it.
+            await asyncio.wait([first.wait()])
         if sandbox is not None and op is not None and op.state == "running":
             channel = await core.usable(sandbox)
             op.views += 1
@@ -191,6 +198,13 @@ class Operations:
                 offsets = {1: stdout_offset, 2: stderr_offset}
                 return HeldAttachment(core, sandbox, attachment, offsets, partial(self._rest, op), partial(self._unview, sandbox, op))
         return RecordedAttachment(await self.result(sandbox_id, op_id), {1: stdout_offset, 2: stderr_offset})
+
+    def _before(self, sandbox: Sandbox, op: Operation) -> Operation | None:
+        """The command of the same shell for whose end it waits, if there is one."""
+        if op.session_id is None or op.state != "running":
+            return None
+        same = (other for other in sandbox.ops.values() if other.session_id == op.session_id and other.state == "running")
+        return next((other for other in same if other.seq < op.seq), None)
 
     async def _rest(self, op: Operation, offsets: dict[int, int], reason: OutcomeUnknown) -> Attachment:
         """What is on record of an operation whose live view broke off; `reason` raised where it runs on."""
