@@ -7,9 +7,11 @@ import hashlib
 import io
 import json
 import os
+import signal
 import subprocess
 import sys
 import tarfile
+import time
 from pathlib import Path
 from typing import Any
 
@@ -127,3 +129,35 @@ def test_a_registry_that_is_not_there_is_one_line(dsec: Any) -> None:
     assert done["error"]["field"] == "source"
     assert done["error"]["cause"] in ("registry-unreachable", "tool-missing")
     dsec("env", "pull", "docker://-", code=2)
+
+
+@pytest.mark.parametrize("words", [["ls"], ["show", "one"], ["history", "one"], ["rm", "one"]], ids=lambda words: words[0])
+def test_a_store_that_hangs_is_told_and_can_be_left(dsec, tmp_path, words):
+    """A pipe that nobody writes into stands for a file of a store that is away."""
+    dsec("env", "build", "one", "--from", f"dir:{folder(tmp_path / 'source', a=b'a')}", "--kind", "base")
+    (tag,) = (tmp_path / "state/store/tags/one").iterdir()
+    tag.unlink()
+    os.mkfifo(tag)
+    command = [sys.executable, "-m", "dsec.cli", "env", *words]
+    environment = {**os.environ, "DSEC_STATE": str(tmp_path / "state"), "DSEC_RUN": str(tmp_path / "run"), "COLUMNS": "400"}
+    patience = environment | {"DSEC_STORE_PATIENCE": "0.3"}
+    told = subprocess.run(command, capture_output=True, text=True, check=False, env=patience, timeout=20)
+    assert (told.returncode, "store did not answer within 0.3 s" in told.stderr) == (1, True), told
+    with subprocess.Popen(command, stderr=subprocess.PIPE, env=environment) as hanging:
+        try:
+            wait_until_it_hangs(hanging.pid)
+            hanging.send_signal(signal.SIGINT)
+            assert (hanging.wait(10), hanging.stderr.read()) == (130, b"")
+        finally:
+            hanging.kill()
+
+
+def wait_until_it_hangs(pid: int) -> None:
+    """Until one of its threads is where the kernel waits for the other end of a pipe."""
+    deadline = time.monotonic() + 10
+    while True:
+        names = [(task / "wchan").read_text() for task in Path(f"/proc/{pid}/task").iterdir()]
+        if "wait_for_partner" in names:
+            return
+        assert time.monotonic() < deadline, names
+        time.sleep(0.01)

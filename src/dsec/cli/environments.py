@@ -7,13 +7,14 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from dsec.cli import pictures
-from dsec.cli.options import JsonOption, RunOption, StateOption, StoreOption, run_folder, state_folder
+from dsec.cli.options import JsonOption, RunOption, StateOption, StoreOption, from_store, run_folder, state_folder
 from dsec.cli.output import amount, console, die, duration, print_json, print_table, tell
 from libdsec.errors import DSecError
 
@@ -176,8 +177,7 @@ def _ls(as_json: JsonOption = False, state: StateOption = state_folder, run: Run
     """List environments."""
     from dsec.environments import EnvironmentStore
 
-    with _failures(as_json):
-        found = EnvironmentStore(state, run, store).list()
+    found = from_store("ls", lambda: EnvironmentStore(state, run, store).list(), as_json=as_json)
     if as_json:
         print_json(found)
         return
@@ -213,8 +213,7 @@ def _show(
     """Tell all about one environment."""
     from dsec.environments import EnvironmentStore
 
-    with _failures(as_json):
-        info = EnvironmentStore(state, run, store).show(name)
+    info = from_store("show", lambda: EnvironmentStore(state, run, store).show(name), as_json=as_json)
     if as_json:
         print_json(info)
         return
@@ -239,6 +238,17 @@ def _show(
         tell(f"{label:<12} {value}")
 
 
+def _meanings(environments: EnvironmentStore, name: str) -> list[dict[str, Any]]:
+    rows: list[dict[str, Any]] = []
+    for entry in reversed(environments.history(name)):
+        row: dict[str, Any] = {"digest": entry.digest, "since": entry.since, "kept": False, "source": "", "provenance": {}}
+        with suppress(DSecError):
+            manifest = environments.layers.manifest(entry.digest)
+            row |= {"kept": True, "source": manifest.source, "provenance": manifest.provenance}
+        rows.append(row)
+    return rows
+
+
 @app.command("history")
 def _history(
     name: Annotated[str, typer.Argument(help="name, or name:tag.")],
@@ -250,16 +260,7 @@ def _history(
     """Tell what a name has meant, the newest first; each is to be had as name@digest as long as the store keeps it."""
     from dsec.environments import EnvironmentStore
 
-    environments = EnvironmentStore(state, run, store)
-    with _failures(as_json):
-        entries = list(reversed(environments.history(name)))
-    rows: list[dict[str, Any]] = []
-    for entry in entries:
-        row: dict[str, Any] = {"digest": entry.digest, "since": entry.since, "kept": False, "source": "", "provenance": {}}
-        with suppress(DSecError):
-            manifest = environments.layers.manifest(entry.digest)
-            row |= {"kept": True, "source": manifest.source, "provenance": manifest.provenance}
-        rows.append(row)
+    rows = from_store("history", lambda: _meanings(EnvironmentStore(state, run, store), name), as_json=as_json)
     if as_json:
         print_json(rows)
         return
@@ -289,10 +290,9 @@ def _rm(
     """Remove environments that no sandbox uses."""
     from dsec.environments import EnvironmentStore
 
-    environments = EnvironmentStore(state, run, store)
+    environments = from_store("open", lambda: EnvironmentStore(state, run, store), as_json=as_json)
     for name in names:
-        with _failures(as_json):
-            environments.remove(name)
+        from_store("rm", partial(EnvironmentStore.remove, environments, name), as_json=as_json)
         if not as_json:
             tell(f"{name} removed")
     if as_json:

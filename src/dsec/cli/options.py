@@ -12,7 +12,7 @@ import typer
 
 from dsec.cli.output import die
 from libdsec import DSecClient
-from libdsec.errors import DSecError, InvalidArgument
+from libdsec.errors import DSecError, InvalidArgument, SandboxFailed
 
 __all__ = [
     "JsonOption",
@@ -21,6 +21,7 @@ __all__ = [
     "StoreOption",
     "TokenOption",
     "UrlOption",
+    "from_store",
     "pairs",
     "run_folder",
     "state_folder",
@@ -28,6 +29,7 @@ __all__ = [
 ]
 
 T = TypeVar("T")
+STORE_SECONDS = 30.0
 
 JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON value.")]
 UrlOption = Annotated[
@@ -69,6 +71,28 @@ def with_client(
         return asyncio.run(whole())
     except DSecError as error:
         die(error, as_json=as_json, code=failed_code)
+    except KeyboardInterrupt:
+        raise SystemExit(130) from None
+
+
+def from_store(what: str, action: Callable[[], T], *, as_json: bool) -> T:
+    """The answer to a question of the store that takes a moment; an error, a store that hangs or Ctrl-C ends the process with a word.
+
+    DSEC_STORE_PATIENCE is how many seconds a store may take. The kernel lets no signal through to who waits in a file system that hangs,
+    so the question is put in another thread.
+    """
+    from dsec.environments.deadlines import within
+
+    try:
+        patience = float(os.environ.get("DSEC_STORE_PATIENCE") or STORE_SECONDS)
+    except ValueError:
+        die(InvalidArgument("DSEC_STORE_PATIENCE is a number of seconds", field="DSEC_STORE_PATIENCE"), as_json=as_json)
+    try:
+        return within(patience, what, action)
+    except TimeoutError as error:
+        die(SandboxFailed(f"store: {error}", field="store", cause="store-lost", ran="unknown"), as_json=as_json)
+    except DSecError as error:
+        die(error, as_json=as_json)
     except KeyboardInterrupt:
         raise SystemExit(130) from None
 
