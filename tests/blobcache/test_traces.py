@@ -55,7 +55,8 @@ def test_the_next_node_reads_ahead_what_the_trace_says(state_run, slow_store, tm
         _read_some(seen)
         assert [size for name, _, size in slow_store.reads() if name.endswith(".data")] == []
         # what is recorded after a replay is not less than what was replayed
-        assert [read.offset // MIB for read in record_trace(node.layers, node.access, digest).reads] == [20, 3, 11]
+        # (fetchers work side by side, so that its order is that of their ends)
+        assert sorted(read.offset // MIB for read in record_trace(node.layers, node.access, digest).reads) == [3, 11, 20]
 
 
 def test_a_replay_of_a_damaged_trace_reads_what_it_can(state_run, slow_store, tmp_path):

@@ -313,6 +313,21 @@ async def test_what_could_not_be_removed_is_told_and_tried_again(node, edge, san
     assert (await edge.stop(sandbox)).state == "stopped"
 
 
+async def test_all_are_stopped_though_removals_fail_at_first(node, edge):
+    made = (await edge.create(request(count=3))).sandboxes
+    node.backend.fail_destroy = 7
+    assert await edge.stop_all(30) == 0
+    assert node.host.guests == {}
+    assert [(await edge.get(info.sandbox_id)).state for info in made] == ["stopped"] * 3
+
+
+async def test_what_cannot_be_removed_is_counted_when_all_have_to_go(node, edge, sandbox):
+    node.backend.fail_destroy = 10_000
+    assert await edge.stop_all(0.2) == 1
+    node.backend.fail_destroy = 0
+    assert await edge.stop_all(30) == 0
+
+
 async def test_nobody_is_found_by_a_wrong_id(edge):
     for call in (edge.get, edge.stop, edge.pause, edge.resume, edge.processes, edge.sessions):
         with pytest.raises(NotFound):

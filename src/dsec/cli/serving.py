@@ -24,17 +24,14 @@ from dsec.cli.output import die, print_json, say
 from libdsec.errors import Conflict, Denied, DSecError, InvalidArgument
 
 if TYPE_CHECKING:
-    from dsec.edge import Edge
     from dsec.environments import StoreSettings
 
 __all__ = ["register"]
 
 SOCKET = "dsec.sock"
 STOP_SECONDS = 60
-STOPS_AT_ONCE = 16
 MIN_CACHE_BYTES = 16 << 20
 DOWN_PATIENCE = 3.0
-ENDED = ("stopped", "failed")
 
 ScratchOption = Annotated[
     Path | None,
@@ -152,20 +149,6 @@ def _token(tcp: str | None, token_file: Path | None, folders: _Folders) -> tuple
     return token, file
 
 
-async def _live(edge: Edge) -> int:
-    return sum(1 for info in await edge.list() if info.state not in ENDED)
-
-
-async def _stop_all(edge: Edge) -> None:
-    gate = asyncio.Semaphore(STOPS_AT_ONCE)
-
-    async def stop(sandbox_id: str) -> None:
-        async with gate:
-            await edge.stop(sandbox_id)
-
-    await asyncio.gather(*(stop(info.sandbox_id) for info in await edge.list() if info.state not in ENDED))
-
-
 def _unmount_all(folders: _Folders, scratch: Path | None, *, tells_store: bool = True) -> None:
     """What only live sandboxes need: the layers' mounts and the scratch image's."""
     from dsec.environments import EnvironmentStore, ScratchStore, StoreSettings
@@ -210,7 +193,7 @@ async def _serve(
     try:
         server = ApiServer(edge, folders.run / SOCKET, tcp, token)
         async with server:
-            found = await _live(edge)
+            found = edge.unremoved
             address = f"http://{tcp.rpartition(':')[0]}:{server.tcp_port}" if tcp else None
             serving = _Serving(f"unix://{folders.run / SOCKET}", os.getpid(), address, str(token_path) if token_path else None)
             _settle_garbage()
@@ -222,9 +205,9 @@ async def _serve(
             if not as_json:
                 say("dsec: ending" + (", stopping all sandboxes" if remove else ""))
         if remove:
-            await _stop_all(edge)
+            await edge.stop_all()
     finally:
-        left = await _live(edge)
+        left = edge.unremoved
         await edge.aclose()
         if left == 0:
             _unmount_all(folders, scratch)
@@ -318,8 +301,8 @@ async def _end_sandboxes(folders: _Folders, scratch: Path | None, *, tells_store
     edge.environments.node.tells_store = tells_store
     await edge.open()
     try:
-        live = await _live(edge)
-        await _stop_all(edge)
+        live = edge.unremoved
+        await edge.stop_all()
     finally:
         await edge.aclose()
     return live

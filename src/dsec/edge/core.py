@@ -123,6 +123,10 @@ class Core:
         if self.sandboxes.get(sandbox.id) is sandbox:
             del self.sandboxes[sandbox.id]
 
+    def unremoved(self) -> list[Sandbox]:
+        """All of which this host may still hold something, whatever their state."""
+        return [sandbox for sandbox in self.sandboxes.values() if not sandbox.over]
+
     def chain(self, sandbox: Sandbox, work: Callable[[Sandbox], Awaitable[None]]) -> None:
         """Run `work` after whatever the backend is doing with this sandbox: its calls are serialised."""
         before = sandbox.work or sandbox.launch

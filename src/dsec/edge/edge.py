@@ -261,6 +261,18 @@ class Edge:
         """
         return await self._lifecycle.stop(sandbox_id)
 
+    @property
+    def unremoved(self) -> int:
+        """How many sandboxes live, or have left something that is not removed yet."""
+        return len(self._core.unremoved())
+
+    async def stop_all(self, patience_seconds: float = 60.0) -> int:
+        """Stop every sandbox; a removal that fails is tried again until nothing is left, or for that long.
+
+        A process that was killed in the middle of a long write is gone only when its disk has answered. Returns how many are left.
+        """
+        return await self._lifecycle.stop_all(patience_seconds)
+
     async def pause(self, sandbox_id: str) -> SandboxInfo:
         """Freeze it. The next use resumes it."""
         return await self._lifecycle.pause(sandbox_id)

@@ -18,6 +18,7 @@ from dsec.edge.events import (
     Resumed,
     ResumeFailed,
     ResumeWanted,
+    RetryDestroy,
     StopWanted,
     TtlSet,
 )
@@ -30,6 +31,8 @@ from libdsec.schema import SandboxInfo, UpdateRequest
 __all__ = ["Lifecycle"]
 
 log = structlog.get_logger("dsec.edge")
+RETRY_SECONDS = 0.05
+"""Between two looks at what is still there when all has to go."""
 
 
 class Lifecycle:
@@ -56,6 +59,20 @@ class Lifecycle:
             await self._core.journal.flush()
             return sandbox_info(sandbox.spec, sandbox.status)
         return self._recorded(sandbox_id)
+
+    async def stop_all(self, patience_seconds: float) -> int:
+        """See Edge.stop_all."""
+        core = self._core
+        for sandbox in core.unremoved():
+            core.apply(sandbox, StopWanted("requested"))
+        deadline = asyncio.get_running_loop().time() + patience_seconds
+        while (there := core.unremoved()) and (left := deadline - asyncio.get_running_loop().time()) > 0:
+            for sandbox in there:
+                if not sandbox.machine.destroying and sandbox.status.state in ("stopping", "failed"):
+                    core.apply(sandbox, RetryDestroy())
+            await asyncio.sleep(min(left, RETRY_SECONDS))
+        await core.journal.flush()
+        return len(there)
 
     def _recorded(self, sandbox_id: str) -> SandboxInfo:
         row = self._core.journal.sandbox(sandbox_id)
