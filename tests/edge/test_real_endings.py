@@ -6,13 +6,10 @@ import asyncio
 import contextlib
 import os
 import signal
-from types import SimpleNamespace
 
 import pytest
 
 from dsec.backends.container import wire
-from dsec.edge import build_edge
-from dsec.environments import EnvironmentStore, ScratchStore, build
 from libdsec.errors import Conflict, NotFound, SandboxFailed
 from libdsec.schema import ContainerRunArgs, CreateRequest, ExecRequest, SessionRequest, SessionRunRequest
 
@@ -20,19 +17,8 @@ pytestmark = [pytest.mark.root, pytest.mark.slow]
 
 
 @pytest.fixture
-async def edge(state_run, tiny_rootfs):
-    environments = EnvironmentStore(state_run.state, state_run.run)
-    await asyncio.to_thread(build, environments, "tiny", source=f"dir:{tiny_rootfs}", kind="base")
-    edge = build_edge(SimpleNamespace(state=state_run.state, run=state_run.run, store=None))
-    await edge.open()
-    try:
-        yield edge
-        for info in await edge.list():
-            await edge.stop(info.sandbox_id)
-    finally:
-        await edge.aclose()
-        environments.sweep_mounts([])
-        ScratchStore(state_run.state, state_run.run).close(unmount=True)
+async def edge(real_edge):
+    return real_edge
 
 
 async def make(edge, **args) -> str:

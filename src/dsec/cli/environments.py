@@ -15,7 +15,7 @@ import typer
 
 from dsec.cli import pictures
 from dsec.cli.options import JsonOption, RunOption, StateOption, StoreOption, from_store, run_folder, state_folder
-from dsec.cli.output import amount, console, die, duration, print_json, print_table, tell
+from dsec.cli.output import amount, console, duration, failures, print_json, print_table, tell
 from libdsec.errors import DSecError
 
 if TYPE_CHECKING:
@@ -34,16 +34,6 @@ CollapseOption = Annotated[
     int,
     typer.Option("--collapse-below", min=0, metavar="MB", help="Layers of an image become one up to so many megabytes (10^6) of contents."),
 ]
-
-
-@contextmanager
-def _failures(as_json: bool) -> Iterator[None]:
-    try:
-        yield
-    except DSecError as error:
-        die(error, as_json=as_json)
-    except KeyboardInterrupt:
-        raise SystemExit(130) from None
 
 
 def _phase(step: BuildProgress) -> str:
@@ -95,7 +85,7 @@ def _build_one(name: str, as_json: bool, store: EnvironmentStore, **arguments: A
 
     base, _, tag = name.partition(":")
     started = time.monotonic()
-    with _failures(as_json), _progress(name, as_json) as progress:
+    with failures(as_json), _progress(name, as_json) as progress:
         command = shlex.join(["dsec", *sys.argv[1:]])
         info = build(store, base, tag=tag or "latest", command=command, progress=progress, **arguments)
     if as_json:

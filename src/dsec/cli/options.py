@@ -10,9 +10,9 @@ from typing import Annotated, TypeVar
 
 import typer
 
-from dsec.cli.output import die
+from dsec.cli.output import die, failures
 from libdsec import DSecClient
-from libdsec.errors import DSecError, InvalidArgument, SandboxFailed
+from libdsec.errors import InvalidArgument, SandboxFailed
 
 __all__ = [
     "JsonOption",
@@ -67,12 +67,8 @@ def with_client(
         async with DSecClient(default_url(url), token) as client:
             return await work(client)
 
-    try:
+    with failures(as_json, code=failed_code):
         return asyncio.run(whole())
-    except DSecError as error:
-        die(error, as_json=as_json, code=failed_code)
-    except KeyboardInterrupt:
-        raise SystemExit(130) from None
 
 
 def from_store(what: str, action: Callable[[], T], *, as_json: bool) -> T:
@@ -87,14 +83,11 @@ def from_store(what: str, action: Callable[[], T], *, as_json: bool) -> T:
         patience = float(os.environ.get("DSEC_STORE_PATIENCE") or STORE_SECONDS)
     except ValueError:
         die(InvalidArgument("DSEC_STORE_PATIENCE is a number of seconds", field="DSEC_STORE_PATIENCE"), as_json=as_json)
-    try:
-        return within(patience, what, action)
-    except TimeoutError as error:
-        die(SandboxFailed(f"store: {error}", field="store", cause="store-lost", ran="unknown"), as_json=as_json)
-    except DSecError as error:
-        die(error, as_json=as_json)
-    except KeyboardInterrupt:
-        raise SystemExit(130) from None
+    with failures(as_json):
+        try:
+            return within(patience, what, action)
+        except TimeoutError as error:
+            raise SandboxFailed(f"store: {error}", field="store", cause="store-lost", ran="unknown") from error
 
 
 def pairs(items: list[str], option: str) -> dict[str, str]:

@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from typing import Any, NoReturn
 
 import msgspec
@@ -30,6 +31,7 @@ __all__ = [
     "die",
     "duration",
     "exit_code",
+    "failures",
     "print_json",
     "print_table",
     "printable",
@@ -149,6 +151,17 @@ def die(error: DSecError, *, as_json: bool, code: int | None = None) -> NoReturn
     # Not SystemExit: a Typer command may be inside an event loop's task, whose other tasks must not turn an error into a traceback.
     sys.stdout.flush()
     raise SystemExit(exit_code(error) if code is None else code)
+
+
+@contextmanager
+def failures(as_json: bool, *, code: int | None = None) -> Iterator[None]:
+    """An error in the block ends the process with one line and its exit code, `code` if given; Ctrl-C ends it with 130."""
+    try:
+        yield
+    except DSecError as error:
+        die(error, as_json=as_json, code=code)
+    except KeyboardInterrupt:
+        raise SystemExit(130) from None
 
 
 def command_exit_code(result: ExecResult) -> int:

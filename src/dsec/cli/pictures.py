@@ -6,14 +6,12 @@ import os
 import stat
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
 from dsec.cli.options import JsonOption, RunOption, StateOption, StoreOption, run_folder, state_folder
-from dsec.cli.output import amount, die, duration, print_json, tell
-from libdsec.errors import DSecError
+from dsec.cli.output import amount, duration, failures, print_json, tell
 
 if TYPE_CHECKING:
     from dsec.environments.anatomy import LayerPart
@@ -23,16 +21,6 @@ __all__ = ["register"]
 
 _WIDTH: Final = 32
 _MEMORY, _SHARED, _OWN, _REST = "█", "▓", "▒", "·"
-
-
-@contextmanager
-def _failures(as_json: bool) -> Iterator[None]:
-    try:
-        yield
-    except DSecError as error:
-        die(error, as_json=as_json)
-    except KeyboardInterrupt:
-        raise SystemExit(130) from None
 
 
 # -- tree ----------------------------------------------------------------------------------------------------------------------------
@@ -49,7 +37,7 @@ def _tree(
     from dsec.environments import EnvironmentStore
     from dsec.environments.anatomy import dissect
 
-    with _failures(as_json):
+    with failures(as_json):
         parts = dissect(EnvironmentStore(state, run, store), names)
     if as_json:
         print_json(parts)
@@ -110,7 +98,7 @@ def _diff(
     from dsec.environments import EnvironmentStore
     from dsec.environments.differing import differences
 
-    with _failures(as_json):
+    with failures(as_json):
         found = [
             difference
             for difference in differences(EnvironmentStore(state, run, store), before, after)

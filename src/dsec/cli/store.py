@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from dsec.cli.options import JsonOption, RunOption, StateOption, StoreOption, run_folder, state_folder
-from dsec.cli.output import amount, console, die, print_json, print_table, tell
-from libdsec.errors import DSecError
+from dsec.cli.output import amount, console, failures, print_json, print_table, tell
 
 if TYPE_CHECKING:
     from dsec.environments.report import LayerReport
@@ -19,16 +18,6 @@ if TYPE_CHECKING:
 __all__ = ["app"]
 
 app = typer.Typer(help="Look after the store of layers.", no_args_is_help=True)
-
-
-@contextmanager
-def _failures(as_json: bool) -> Iterator[None]:
-    try:
-        yield
-    except DSecError as error:
-        die(error, as_json=as_json)
-    except KeyboardInterrupt:
-        raise SystemExit(130) from None
 
 
 @app.command("gc")
@@ -43,7 +32,7 @@ def _gc(
     """Remove what no name, no sandbox of any node and no layer refers to."""
     from dsec.environments import EnvironmentStore
 
-    with _failures(as_json):
+    with failures(as_json):
         report = EnvironmentStore(state, run, store).collect_garbage(grace_seconds=grace, dry_run=dry_run)
     if as_json:
         print_json(report)
@@ -70,7 +59,7 @@ def _df(
     """Tell what lies in the store and who uses it."""
     from dsec.environments import EnvironmentStore
 
-    with _failures(as_json):
+    with failures(as_json):
         report = EnvironmentStore(state, run, store).report()
     if as_json:
         print_json(report)
@@ -142,7 +131,7 @@ def _verify(
     """Read the whole store and name what is damaged, and whom it concerns. Exit code 1 if something is."""
     from dsec.environments import EnvironmentStore
 
-    with _failures(as_json), _bar(as_json) as progress:
+    with failures(as_json), _bar(as_json) as progress:
         report = EnvironmentStore(state, run, store).verify(repair=repair, progress=progress)
     if as_json:
         print_json(report)
