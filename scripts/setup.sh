@@ -95,10 +95,11 @@ else
     fi
 fi
 
-# The first Python of 3.11 or later that can make a virtual environment.
+# The first Python of 3.11 or later that can make a virtual environment. The distribution's comes before what else is on the PATH: it is
+# built with profile-guided optimisation, and one built by hand without it takes a third longer for everything that edge does.
 find_python() {
     local candidate
-    for candidate in ${PYTHON:-} python3 python3.13 python3.12 python3.11 /usr/bin/python3; do
+    for candidate in ${PYTHON:-} /usr/bin/python3 python3 python3.13 python3.12 python3.11; do
         if "$candidate" -c 'import sys, venv, ensurepip; sys.exit(sys.version_info < (3, 11))' >/dev/null 2>&1; then
             echo "$candidate"
             return 0
@@ -110,10 +111,10 @@ find_python() {
 
 python=$(find_python)
 stamp=.venv/setup-stamp
-key=$({ cat pyproject.toml hatch_build.py && "$python" -VV && pwd; } | sha256sum | cut -d ' ' -f 1)
+key=$({ cat pyproject.toml hatch_build.py && "$python" -VV && command -v "$python" && pwd; } | sha256sum | cut -d ' ' -f 1)
 
 install_python_packages() {
-    if ! .venv/bin/python -m pip --version; then
+    if [ "$(readlink -f .venv/bin/python)" != "$(readlink -f "$(command -v "$python")")" ] || ! .venv/bin/python -m pip --version; then
         rm -rf .venv
         "$python" -m venv .venv
     fi

@@ -1,4 +1,4 @@
-"""How bytes reach a server: aiohttp over a Unix socket or TCP. `libdsec.asgi` is the same seam in one process.
+"""How bytes reach a server: HTTP over a Unix socket or TCP. `libdsec.asgi` is the same seam in one process.
 
 A transport knows nothing of the API: it sends a request and gives the answer, and tells apart what was not sent from what may have been.
 """
@@ -8,13 +8,13 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterable, AsyncIterator, Mapping
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
-from dataclasses import dataclass
 from typing import Protocol, cast
 from urllib.parse import urlsplit
 
 import aiohttp
 from yarl import URL
 
+from libdsec.calls import IDLE_CONNECTION_SECONDS, Address, Calls, CannotConnect, Reply
 from libdsec.errors import Conflict, ConnectionFailed, Denied, InvalidArgument, error_from_wire
 from libdsec.timeouts import Timeouts
 
@@ -22,17 +22,8 @@ __all__ = ["HttpTransport", "Reply", "StreamReply", "Transport", "WebSocket", "o
 
 READ_BUFFER_BYTES = 1 << 20
 PIECE_BYTES = 256 << 10
-IDLE_CONNECTION_SECONDS = 30.0
 _TIMED_OUT = "timeout"
-
-
-@dataclass(slots=True)
-class Reply:
-    """A complete answer."""
-
-    status: int
-    body: bytes
-    content_type: str
+_NOT_SENT = (CannotConnect, aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError, FileNotFoundError, ConnectionRefusedError)
 
 
 class StreamReply(Protocol):
@@ -104,10 +95,13 @@ class _Socket(aiohttp.ClientWebSocketResponse):
 
 
 class HttpTransport:
-    """One aiohttp session. Made lazily, in the loop that first uses it."""
+    """One `Calls` for what fits in memory and one aiohttp session for streams. Made lazily, in the loop that first uses it."""
 
     def __init__(self, base: URL, unix_path: str | None, token: str | None, timeouts: Timeouts) -> None:
         self._base = str(base).rstrip("/")
+        self._address = Address(base.host or "", base.port or 80, unix_path, base.scheme == "https")
+        self._headers = {"Host": base.authority} | ({"Authorization": f"Bearer {token}"} if token else {})
+        self._calls: Calls | None = None
         self._unix_path = unix_path
         self._token = token
         self._timeouts = timeouts
@@ -154,6 +148,21 @@ class HttpTransport:
         headers: Mapping[str, str] | None = None,
         timeout: float | None = None,
     ) -> Reply:
+        if body is not None and len(body) > PIECE_BYTES:
+            return await self._call_in_pieces(method, target, body, headers, timeout)
+        if self._closed:
+            raise Conflict("the client is closed", cause="closed")
+        if self._calls is None:
+            self._calls = Calls(self._address, self._headers, self._timeouts.connect)
+        try:
+            return await self._calls.call(method, target, body, headers, timeout)
+        except (CannotConnect, TimeoutError, OSError) as error:
+            raise self._failed(error) from error
+
+    async def _call_in_pieces(
+        self, method: str, target: str, body: bytes, headers: Mapping[str, str] | None, timeout: float | None
+    ) -> Reply:
+        """So that the loop turns between the pieces of a large body."""
         data, headers = _outgoing(body, headers)
         try:
             async with self._open().request(
@@ -220,7 +229,7 @@ class HttpTransport:
 
     def _failed(self, error: BaseException) -> ConnectionFailed:
         where = self._unix_path or self._base
-        if isinstance(error, aiohttp.ClientConnectorError | aiohttp.ConnectionTimeoutError | FileNotFoundError | ConnectionRefusedError):
+        if isinstance(error, _NOT_SENT):
             return ConnectionFailed(f"no server at {where}: {error}", ran="not-run", cause="connect")
         if isinstance(error, TimeoutError):
             return ConnectionFailed(f"no answer from {where} in time", ran="unknown", cause=_TIMED_OUT)
@@ -228,6 +237,8 @@ class HttpTransport:
 
     async def aclose(self) -> None:
         self._closed = True
+        if self._calls is not None:
+            self._calls.close()
         if self._session is not None:
             await self._session.close()
             self._session = None

@@ -314,7 +314,7 @@ def test_a_record_is_read_on_from_any_offset():
 
 
 async def test_a_stream_whose_closing_is_cancelled_keeps_no_connection(sandbox):
-    connections = sandbox._api.transport._session.connector._acquired
+    connections = sandbox._api.transport._open().connector._acquired
     async with await sandbox.start(["sleep", "100"]) as process:
         async with process.attach() as stream:
             assert len(connections) == 1
@@ -328,7 +328,7 @@ async def test_a_stream_whose_closing_is_cancelled_keeps_no_connection(sandbox):
 
 
 async def test_a_stream_that_ended_and_is_not_closed_keeps_no_connection(sandbox):
-    connections = sandbox._api.transport._session.connector._acquired
+    connections = sandbox._api.transport._open().connector._acquired
     process = await sandbox.start(["echo", "hi"])
     assert await gathered(process.output()) == (b"hi\n", b"")
     await until(lambda: not connections)

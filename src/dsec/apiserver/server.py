@@ -9,18 +9,19 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import socket
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import structlog
 from litestar.types import ASGIApp
 from uvicorn.config import Config
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from uvicorn.server import ServerState
 
 from dsec.apiserver.app import create_app
 from dsec.apiserver.auth import RequireToken
 from dsec.apiserver.contract import EdgeApi
+from dsec.apiserver.gathering import Gathering
 from dsec.apiserver.holds import Holds
 from dsec.apiserver.sockets import bind_tcp, bind_unix, unlink_own
 from libdsec.errors import InvalidArgument
@@ -31,6 +32,11 @@ _log = structlog.get_logger("dsec.apiserver")
 KEEP_ALIVE_SECONDS = 3600
 """Longer than any client's: a server that closes an idle connection races the client's next request, whose outcome then is unknown."""
 WEBSOCKET_MESSAGE_MAX = 4 << 20
+
+
+class _Protocol(HttpToolsProtocol):
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        super().connection_made(Gathering(transport))  # type: ignore[arg-type]
 
 
 class _Listener:
@@ -67,8 +73,7 @@ class _Listener:
             self._server = await loop.create_server(self._protocol, sock=self.socket)
 
     def _protocol(self) -> asyncio.Protocol:
-        make: Callable[..., asyncio.Protocol] = self._config.http_protocol_class
-        return make(config=self._config, server_state=self._state, app_state={})
+        return _Protocol(config=self._config, server_state=self._state, app_state={})
 
     async def aclose(self, grace: float) -> None:
         if self._server is not None:
