@@ -597,7 +597,6 @@ _Noreturn void aether_main(const struct host *h, struct frame *launch, int birth
                            .cgroups = -1,
                            .oom = -1,
                            .usage = -1};
-    setsid();
     signal(SIGCHLD, SIG_DFL);
     signal(SIGPIPE, SIG_IGN);
     rename_process(h, "aether", "aether");
@@ -620,6 +619,8 @@ _Noreturn void aether_main(const struct host *h, struct frame *launch, int birth
     if (send_out(birth, &o, -1) < 0)
         stop(&a, -1);
     out_free(&o);
+    /* Not before, as it takes time: the kernel makes a scheduling group for each session. */
+    setsid();
     children_reap(&a);
     /* The first command comes soon, mostly: while READY is on its way, its chronus is made. In a burst that would only keep others waiting.
      */

@@ -80,7 +80,10 @@ int namespace_fd(const struct host *h, int pid, const char *name) {
     return openat(h->proc, path, O_RDONLY | O_CLOEXEC);
 }
 
-/* A user namespace lives as long as something refers to it, so the process that made it is a passing one and shares our memory. */
+/*
+ * A user namespace lives as long as something refers to it, so the process that made it is a passing one and shares our memory. Its end is
+ * not waited for, as that would wait for its turn on a processor: aether reaps it with whatever else ends.
+ */
 int userns_make(const struct host *h, int64_t base, int64_t count, struct trouble *t) {
     static char stack[8192] __attribute__((aligned(16)));
     int pid = clone(userns_child, stack + sizeof stack, CLONE_VM | CLONE_NEWUSER | SIGCHLD, NULL);
@@ -91,8 +94,6 @@ int userns_make(const struct host *h, int64_t base, int64_t count, struct troubl
         ns = namespace_fd(h, pid, "user");
     int error = errno;
     kill(pid, SIGKILL);
-    while (waitpid(pid, NULL, 0) < 0 && errno == EINTR)
-        ;
     if (ns < 0)
         return fail(t, "internal", NULL, error, "cannot map ids %lld+%lld", (long long)base, (long long)count);
     return ns;
@@ -284,7 +285,10 @@ static int text_file_once(const char *path, const void *text, size_t length) {
 
 /* What sandboxes of one size show alike is made once, in the launcher's namespace, by the first that needs it. */
 int shared_faces_make(const struct sandbox *s, struct trouble *t) {
-    char path[64], online[32];
+    char path[64], online[32], made[64];
+    snprintf(made, sizeof made, "/faces/made-%lld-%d", (long long)s->spec.cpus, s->spec.sys_shown.count);
+    if (access(made, F_OK) == 0)
+        return 0;
     int bad = folders_make(AT_FDCWD, "faces/sys/fs/cgroup");
     for (int i = 0; i < s->spec.sys_shown.count; i++) {
         char shown[512];
@@ -299,6 +303,8 @@ int shared_faces_make(const struct sandbox *s, struct trouble *t) {
         snprintf(path, sizeof path, "/faces/cpuinfo-%lld", n);
         bad |= text_file_once(path, s->host->cpuinfo, cpuinfo_cut(s->host->cpuinfo, n));
     }
+    if (!bad)
+        bad = text_file_once(made, "", 0);
     return bad ? fail(t, "internal", NULL, -1, "cannot write what sandboxes of this size show") : 0;
 }
 
