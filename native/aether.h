@@ -53,7 +53,7 @@ int host_open(const struct host *h, const char *path, int flags);
 
 /* cgroups.c */
 int cgroups_make_first(struct sandbox *s, struct trouble *t);
-int cgroups_make(struct sandbox *s, struct trouble *t);
+int cgroups_make_next(struct sandbox *s, int *at, struct trouble *t);
 int cgroups_join(const struct sandbox *s, struct trouble *t);
 /* Removes what cgroups_make made; 0 when nothing is left, else the number of folders that stay. */
 int cgroups_remove(struct sandbox *s);

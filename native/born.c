@@ -36,13 +36,13 @@ void rename_process(const struct host *h, const char *name, const char *title) {
     }
 }
 
-/* What aether makes while init makes its namespaces and /dev: the overlay, the user namespace, the groups to join. */
-enum { OVERLAY, USERNS, JOINS };
+/* What aether makes while init makes its namespaces and /dev. The groups to join follow, while init puts the root together. */
+enum { OVERLAY, USERNS, PARTS };
 
 #define EDGE_MS 60000 /* how long edge may take for the layers: a store may be slow, and if edge dies the connection ends */
 
 static int init_prepare(struct sandbox *s, int status, struct devices *made, struct trouble *t) {
-    int fds[JOINS + MAX_JOINS], count;
+    int fds[PARTS];
     if (setns(s->host->empty_ns, CLONE_NEWNS) < 0 || unshare(CLONE_NEWNS | CLONE_NEWUTS) < 0 || ahead_enter(&s->ahead) < 0)
         return fail(t, "overloaded", NULL, -1, "cannot make the sandbox's namespaces");
     const char *name = s->spec.hostname ? s->spec.hostname : "sandbox";
@@ -50,17 +50,17 @@ static int init_prepare(struct sandbox *s, int status, struct devices *made, str
         return fail(t, "invalid_argument", "hostname", -1, "cannot set hostname %s", name);
     if (root_prepare(s, made, t) < 0)
         return -1;
-    if ((count = recv_fds(status, fds, JOINS + MAX_JOINS)) < JOINS || count > JOINS + MAX_JOINS)
+    if (recv_fds(status, fds, PARTS) != PARTS)
         return fail(t, "internal", NULL, 0, "aether gave up while the sandbox was made");
     s->userns = fds[USERNS];
-    s->join_count = count - JOINS;
-    memcpy(s->joins, fds + JOINS, sizeof(int) * (size_t)s->join_count);
+    if (root_assemble(s, fds[OVERLAY], made, t) < 0)
+        return -1;
+    if ((s->join_count = recv_fds(status, s->joins, MAX_JOINS)) < 0 || s->join_count > MAX_JOINS)
+        return fail(t, "internal", NULL, 0, "aether gave up while the sandbox was made");
     if (cgroups_join(s, t) < 0)
         return -1;
     if (unshare(CLONE_NEWCGROUP) < 0)
         return fail(t, "internal", NULL, -1, "cannot make a cgroup namespace");
-    if (root_assemble(s, fds[OVERLAY], made, t) < 0)
-        return -1;
     if (setns(s->userns, CLONE_NEWUSER) < 0 || setgroups(0, NULL) < 0 || setresgid(0, 0, 0) < 0 || setresuid(0, 0, 0) < 0)
         return fail(t, "internal", NULL, -1, "cannot enter the user namespace");
     /* Only now: a change of ids clears it. */
@@ -144,25 +144,42 @@ static int layers_await(struct sandbox *s, struct trouble *t) {
     return rc;
 }
 
-/* In the host's mount namespace, then in the empty one: all that init needs, handed to it. */
-static int parts_make(struct sandbox *s, int status, struct trouble *t) {
-    int fds[JOINS + MAX_JOINS];
-    if (cgroups_make(s, t) < 0 || (s->userns = userns_make(s->host, s->spec.uid_base, s->spec.uid_count, t)) < 0)
-        return -1;
+static bool layers_are_here(const struct sandbox *s) {
+    struct pollfd p = {.fd = s->birth, .events = POLLIN};
+    return s->spec.layers.count || poll(&p, 1, 0) != 0;
+}
+
+/* In the host's mount namespace, then in the empty one. What fails at init's end is for init to say: it is on its way. */
+static int parts_hand_over(struct sandbox *s, int status, struct trouble *t) {
+    int fds[PARTS] = {[USERNS] = s->userns}, rc = 0;
     if (layers_await(s, t) < 0 || (fds[OVERLAY] = overlay_make(s, t)) < 0)
         return -1;
-    int rc = 0;
-    fds[USERNS] = s->userns;
-    memcpy(fds + JOINS, s->joins, sizeof(int) * (size_t)s->join_count);
     if (setns(s->host->empty_ns, CLONE_NEWNS) < 0)
         rc = fail(t, "internal", NULL, -1, "cannot leave the host's mount namespace");
     else if (shared_faces_make(s, t) < 0)
         rc = -1;
-    /* If init has died, what it had to say of it is on its way. */
-    else if (send_fds(status, fds, JOINS + s->join_count) < 0 && errno != EPIPE)
+    else if (send_fds(status, fds, PARTS) < 0 && errno != EPIPE)
         rc = fail(t, "internal", NULL, -1, "cannot hand the sandbox's parts to its init");
     close(fds[OVERLAY]);
     return rc;
+}
+
+/* All that init needs. What it needs first is made as soon as edge has the layers; the groups before, while it has not, or after. */
+static int parts_make(struct sandbox *s, int status, struct trouble *t) {
+    bool handed = false;
+    int at = 0, more = 1;
+    if ((s->userns = userns_make(s->host, s->spec.uid_base, s->spec.uid_count, t)) < 0)
+        return -1;
+    while (more || !handed)
+        if (!handed && (!more || layers_are_here(s))) {
+            if (parts_hand_over(s, status, t) < 0)
+                return -1;
+            handed = true;
+        } else if ((more = cgroups_make_next(s, &at, t)) < 0)
+            return -1;
+    if (send_fds(status, s->joins, s->join_count) < 0 && errno != EPIPE)
+        return fail(t, "internal", NULL, -1, "cannot hand the sandbox's groups to its init");
+    return 0;
 }
 
 int sandbox_start(struct sandbox *s, struct trouble *t) {

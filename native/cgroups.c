@@ -43,11 +43,8 @@ int cgroups_make_first(struct sandbox *s, struct trouble *t) {
     return 0;
 }
 
-int cgroups_make(struct sandbox *s, struct trouble *t) {
+static int cgroups_fill(struct sandbox *s, struct trouble *t) {
     struct spec *spec = &s->spec;
-    for (int i = 0; i < spec->cgroup_dirs.count; i++)
-        if (mkdirat(s->host->root, below_root(spec->cgroup_dirs.items[i]), 0755) < 0 && errno != EEXIST)
-            return fail(t, "internal", NULL, -1, "cannot make cgroup %s", spec->cgroup_dirs.items[i]);
     for (int i = 0; i < spec->cgroup_writes.count; i++) {
         struct blob *b = &spec->cgroup_writes.items[i];
         if (host_write(s->host, b->path, b->value, b->length) < 0)
@@ -71,6 +68,17 @@ int cgroups_make(struct sandbox *s, struct trouble *t) {
     if (spec->oom_file && (s->oom = host_open(s->host, spec->oom_file, O_RDONLY)) < 0)
         return fail(t, "internal", NULL, -1, "cannot open %s", spec->oom_file);
     return 0;
+}
+
+/* One step of what there is to make; `at` counts them from 0. 1 while there is more, 0 when all is there. */
+int cgroups_make_next(struct sandbox *s, int *at, struct trouble *t) {
+    const struct list *dirs = &s->spec.cgroup_dirs;
+    if (*at == dirs->count)
+        return cgroups_fill(s, t);
+    const char *path = dirs->items[(*at)++];
+    if (mkdirat(s->host->root, below_root(path), 0755) < 0 && errno != EEXIST)
+        return fail(t, "internal", NULL, -1, "cannot make cgroup %s", path);
+    return 1;
 }
 
 /* A single thread that moves itself by writing "0" to a v1 `tasks` file takes no global lock and waits for no grace period. */

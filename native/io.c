@@ -191,6 +191,8 @@ int send_fds(int sock, const int *fds, int count) {
     struct msghdr msg = {.msg_iov = &iov, .msg_iovlen = 1, .msg_control = control.bytes};
     if (count > FDS_MAX)
         return errno = EINVAL, -1;
+    if (count == 0)
+        return send(sock, &byte, 1, MSG_NOSIGNAL) == 1 ? 0 : -1;
     msg.msg_controllen = CMSG_SPACE((size_t)count * sizeof(int));
     struct cmsghdr *c = CMSG_FIRSTHDR(&msg);
     c->cmsg_level = SOL_SOCKET;
@@ -212,6 +214,8 @@ int recv_fds(int sock, int *fds, int max) {
     while ((n = recvmsg(sock, &msg, MSG_CMSG_CLOEXEC)) < 0 && errno == EINTR)
         ;
     struct cmsghdr *c = n == 1 ? CMSG_FIRSTHDR(&msg) : NULL;
+    if (n == 1 && !c && !(msg.msg_flags & MSG_CTRUNC))
+        return 0;
     if (!c || c->cmsg_type != SCM_RIGHTS || (msg.msg_flags & MSG_CTRUNC))
         return -1;
     int count = (int)((c->cmsg_len - CMSG_LEN(0)) / sizeof(int));

@@ -24,7 +24,7 @@ from dsec.backends.container.conversation import connect
 from dsec.backends.container.frames import encode_frame
 from dsec.backends.container.launcher import Launcher
 from dsec.backends.container.removal import Remains, stop
-from dsec.backends.container.threads import ahead_of_others, in_pool, in_thread
+from dsec.backends.container.threads import ahead_of_others, begun_in_thread, in_pool, in_thread
 from dsec.backends.container.watch import Watch
 from dsec.backends.protocol import Capabilities, ChannelEvent, EventCallback, SandboxSpec, Usage
 from dsec.environments.scratch import ScratchCapabilities
@@ -212,12 +212,12 @@ class ContainerBackend:
         # many, all CPUs have something to do, and one wait less is better.
         self._births += 1
         alone = self._births == 1
-        preparing = asyncio.ensure_future(in_thread(self._prepare, spec))
+        preparing = begun_in_thread(self._prepare, spec, os.dup(ours.fileno()) if alone else None)
         try:
             with theirs:
                 await self._launcher.launch(self._payload(spec, [] if alone else await preparing), theirs)
             if alone:
-                watch.send(encode_frame(wire.LAYERS, layers_payload(await preparing)))
+                await preparing
             await self._ready(spec, watch)
         except BaseException:
             # What is undone next must not still be in the making.
@@ -255,8 +255,23 @@ class ContainerBackend:
                 raise
             raise SandboxFailed(error.message, cause="launch-failed", ran="not-run", details=error.details) from error
 
-    def _prepare(self, spec: SandboxSpec) -> list[str]:
-        """The layers' mounted roots, from the bottom. The scratch folder is there on return."""
+    def _prepare(self, spec: SandboxSpec, birth: int | None) -> list[str]:
+        """The layers' mounted roots, from the bottom. The scratch folder is there on return.
+
+        Who waits at the other end of `birth` is told at once: the way by the event loop would take two turns more. `birth` is closed.
+        """
+        try:
+            layers = self._prepared(spec)
+            if birth is not None:
+                # Whether it has ended is seen by the watch, and nothing else has been sent that the socket's buffer could be full of.
+                with contextlib.suppress(OSError):
+                    os.write(birth, encode_frame(wire.LAYERS, layers_payload(layers)))
+            return layers
+        finally:
+            if birth is not None:
+                os.close(birth)
+
+    def _prepared(self, spec: SandboxSpec) -> list[str]:
         digests = [layer.rpartition("@")[2] for layer in spec.layers]
         layers = self._layers.acquire(digests, spec.sandbox_id)
         if not spec.snapshot:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import Executor
 from typing import Final, ParamSpec, TypeVar
 
-__all__ = ["ahead_of_others", "in_pool", "in_thread"]
+__all__ = ["ahead_of_others", "begun_in_thread", "in_pool", "in_thread"]
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -29,7 +29,15 @@ async def in_thread(function: Callable[P, T], *args: P.args, **kwargs: P.kwargs)
 
 async def in_pool(pool: Executor | None, function: Callable[[], T]) -> T:
     """As `in_thread`, in a pool of one's own: for what may take so long that others must not queue behind it."""
-    work = asyncio.get_running_loop().run_in_executor(pool, function)
+    return await _attended(asyncio.get_running_loop().run_in_executor(pool, function))
+
+
+def begun_in_thread(function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> asyncio.Task[T]:
+    """As `in_thread`, begun at once, not only when it is awaited."""
+    return asyncio.ensure_future(_attended(asyncio.get_running_loop().run_in_executor(None, functools.partial(function, *args, **kwargs))))
+
+
+async def _attended(work: asyncio.Future[T]) -> T:
     try:
         return await asyncio.shield(work)
     except asyncio.CancelledError:
