@@ -5,12 +5,14 @@
 
 #include <errno.h>
 #include <fcntl.h>
+#include <malloc.h>
 #include <poll.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/epoll.h>
+#include <sys/mman.h>
 #include <sys/prctl.h>
 #include <sys/signalfd.h>
 #include <sys/socket.h>
@@ -579,7 +581,19 @@ static int floor_of(const struct aether *a) {
     return highest + 1;
 }
 
-_Noreturn void aether_main(const struct host *h, struct frame *launch, int birth, struct ahead ahead) {
+#define PAGE        4096UL
+#define STACK_BYTES 65536UL /* a birth goes no deeper */
+
+/* Most of thousands of aethers only wait: what the birth dirtied, and nothing needs any more, goes back. */
+static void memory_settle(struct aether *a) {
+    char here;
+    const unsigned long below = ((unsigned long)&here & ~(PAGE - 1)) - PAGE;
+    spec_settle(&a->s.spec);
+    malloc_trim(0);
+    madvise((void *)(below - STACK_BYTES), STACK_BYTES, MADV_DONTNEED);
+}
+
+_Noreturn void aether_main(const struct host *h, struct inbox *in, struct frame *launch, int birth, struct ahead ahead) {
     static struct aether a;
     struct trouble t = {0};
     struct out o = {0};
@@ -619,14 +633,14 @@ _Noreturn void aether_main(const struct host *h, struct frame *launch, int birth
     if (send_out(birth, &o, -1) < 0)
         stop(&a, -1);
     out_free(&o);
-    /* Not before, as it takes time: the kernel makes a scheduling group for each session. */
-    setsid();
     children_reap(&a);
     /* The first command comes soon, mostly: while READY is on its way, its chronus is made. In a burst that would only keep others waiting.
      */
     struct node *first = h->burst ? NULL : chronus_fork(&a, -1, NULL);
     if (first)
         spare_keep(&a, first);
+    inbox_free(in);
+    memory_settle(&a);
     serve(&a);
     _exit(0);
 }

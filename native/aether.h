@@ -46,6 +46,8 @@ struct sandbox {
     int joins[MAX_JOINS];
     int join_count;
     struct ahead ahead; /* for its init */
+    /* The stack of the process that makes the user namespace: one system call deep, and on a page that is in use anyway. */
+    char carrier[1024] __attribute__((aligned(16)));
 };
 
 /* openat below the host's root, for an absolute host path. */
@@ -67,7 +69,7 @@ bool session_group_empty(int group);
 void session_group_remove(const struct sandbox *s, int pid);
 
 /* rootfs.c */
-int userns_make(const struct host *h, int64_t base, int64_t count, struct trouble *t);
+int userns_make(struct sandbox *s, struct trouble *t);
 int overlay_make(const struct sandbox *s, struct trouble *t);
 int shared_faces_make(const struct sandbox *s, struct trouble *t);
 struct devices {
@@ -97,7 +99,7 @@ void sandbox_undo(struct sandbox *s);
 void rename_process(const struct host *h, const char *name, const char *title);
 
 /* aether.c */
-_Noreturn void aether_main(const struct host *h, struct frame *launch, int birth, struct ahead ahead);
+_Noreturn void aether_main(const struct host *h, struct inbox *in, struct frame *launch, int birth, struct ahead ahead);
 
 /* enter.c */
 int user_find(const struct sandbox *s, const char *name, struct user *u, struct trouble *t);

@@ -168,7 +168,7 @@ static int parts_hand_over(struct sandbox *s, int status, struct trouble *t) {
 static int parts_make(struct sandbox *s, int status, struct trouble *t) {
     bool handed = false;
     int at = 0, more = 1;
-    if ((s->userns = userns_make(s->host, s->spec.uid_base, s->spec.uid_count, t)) < 0)
+    if ((s->userns = userns_make(s, t)) < 0)
         return -1;
     while (more || !handed)
         if (!handed && (!more || layers_are_here(s))) {

@@ -84,9 +84,10 @@ int namespace_fd(const struct host *h, int pid, const char *name) {
  * A user namespace lives as long as something refers to it, so the process that made it is a passing one and shares our memory. Its end is
  * not waited for, as that would wait for its turn on a processor: aether reaps it with whatever else ends.
  */
-int userns_make(const struct host *h, int64_t base, int64_t count, struct trouble *t) {
-    static char stack[8192] __attribute__((aligned(16)));
-    int pid = clone(userns_child, stack + sizeof stack, CLONE_VM | CLONE_NEWUSER | SIGCHLD, NULL);
+int userns_make(struct sandbox *s, struct trouble *t) {
+    const struct host *h = s->host;
+    const int64_t base = s->spec.uid_base, count = s->spec.uid_count;
+    int pid = clone(userns_child, s->carrier + sizeof s->carrier, CLONE_VM | CLONE_NEWUSER | SIGCHLD, NULL);
     if (pid < 0)
         return fail(t, "internal", NULL, -1, "cannot make a user namespace");
     int ns = -1;

@@ -152,3 +152,21 @@ int spec_layers(struct spec *s, const struct frame *f, struct trouble *t) {
             return fail(t, "invalid_argument", NULL, 0, "a LAYER is malformed");
     return n < 0 || !s->layers.count ? fail(t, "invalid_argument", NULL, 0, "LAYERS is malformed or has none") : 0;
 }
+
+static void blobs_free(struct blobs *bs) {
+    for (int i = 0; i < bs->count; i++) {
+        free(bs->items[i].path);
+        free(bs->items[i].value);
+    }
+    free(bs->items);
+    *bs = (struct blobs){0};
+}
+
+void spec_settle(struct spec *s) {
+    struct list *lists[] = {&s->layers, &s->masks, &s->readonly, &s->sys_shown};
+    struct blobs *blobs[] = {&s->cgroup_writes, &s->files, &s->sysctls};
+    for (size_t i = 0; i < sizeof lists / sizeof *lists; i++)
+        list_free(lists[i]);
+    for (size_t i = 0; i < sizeof blobs / sizeof *blobs; i++)
+        blobs_free(blobs[i]);
+}

@@ -36,6 +36,8 @@ struct spec {
 int spec_parse(struct spec *s, const struct frame *f, struct trouble *t);
 /* The frame that follows a LAUNCH which names no layers. */
 int spec_layers(struct spec *s, const struct frame *f, struct trouble *t);
+/* Lets go of what only a birth needs. */
+void spec_settle(struct spec *s);
 int list_add(struct list *l, const struct field *f, size_t max);
 void list_free(struct list *l);
 

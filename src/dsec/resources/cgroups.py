@@ -24,6 +24,8 @@ __all__ = ["CgroupDriver"]
 FREEZE_SECONDS: Final = 10.0
 REMOVE_SECONDS: Final = 5.0
 RETIRE_SECONDS: Final = 1.0
+DAEMONS_WEIGHT: Final = "900"
+"""Of the daemons' group on v2; a sandbox has 100. All aethers and chronuses share it, and whoever asks a loaded host waits for them."""
 
 
 def _read(path: str) -> str | None:
@@ -112,6 +114,8 @@ class CgroupDriver:
         own = f"{root}/{self.instance}"
         usable = [name for name in WANTED if name in self.hierarchies.v2_controllers and _delegate(root, name) and _delegate(own, name)]
         os.makedirs(f"{own}/{DAEMONS}", exist_ok=True)
+        if "cpu" in usable:
+            _write(f"{own}/{DAEMONS}/cpu.weight", DAEMONS_WEIGHT)
         refused = self.hierarchies.v2_controllers.intersection(WANTED).difference(usable)
         self.hierarchies = dataclasses.replace(
             self.hierarchies,
