@@ -4,6 +4,7 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
+import aiohttp
 import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))
@@ -33,3 +34,10 @@ async def served(tmp_path):
     async with ApiServer(edge, path) as server:
         yield Served(edge, path, server)
     await edge.aclose()
+
+
+@pytest.fixture
+async def http(served):
+    """A bare HTTP client of the server."""
+    async with aiohttp.ClientSession("http://dsec", connector=aiohttp.UnixConnector(str(served.path))) as session:
+        yield session

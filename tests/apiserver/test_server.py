@@ -24,12 +24,6 @@ from libdsec import Conflict, Denied, DSecClient, DSecContainerRunArgs, InvalidA
 MESSAGEPACK = "application/vnd.msgpack"
 
 
-@pytest.fixture
-async def http(served):
-    async with aiohttp.ClientSession("http://dsec", connector=aiohttp.UnixConnector(str(served.path))) as session:
-        yield session
-
-
 async def error_of(answer):
     return (await answer.json())["error"]
 

@@ -17,6 +17,7 @@ from dsec.apiserver.failures import answer_error
 from dsec.apiserver.holds import Holds
 from dsec.apiserver.metrics import Measure, Metrics
 from dsec.apiserver.routes import environments, files, node, ports, processes, sandboxes, sessions, streams, tree
+from dsec.apiserver.shortcut import Shortcut
 from dsec.apiserver.wire import WireRequest, WireResponse
 
 __all__ = ["create_app", "create_litestar"]
@@ -63,5 +64,5 @@ def create_litestar(edge: EdgeApi, metrics: Metrics | None = None, holds: Holds 
 def create_app(edge: EdgeApi, token: str | None = None, holds: Holds | None = None) -> ASGIApp:
     """The complete ASGI application. With `token`, every request but health must carry it."""
     metrics = Metrics()
-    app: ASGIApp = Measure(CancelAbandoned(create_litestar(edge, metrics, holds)), metrics)
+    app: ASGIApp = Measure(CancelAbandoned(Shortcut(create_litestar(edge, metrics, holds), edge, metrics)), metrics)
     return RequireToken(app, token) if token is not None else app

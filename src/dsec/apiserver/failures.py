@@ -14,7 +14,7 @@ from libdsec.errors import DSecError, InvalidArgument, NotFound
 
 __all__ = ["answer_error", "typed_error"]
 
-_WIRE_NAMES = {"sandbox_state": "state", "idempotency_key": "idempotency-key", "content_range": "range"}
+_WIRE_NAMES = {"data": "body", "sandbox_state": "state", "idempotency_key": "idempotency-key", "content_range": "range"}
 """Of parameters whose Python names had to differ."""
 _log = structlog.get_logger("dsec.apiserver")
 

@@ -7,7 +7,7 @@ carries the path of the field and a create of a thousand sandboxes costs one pas
 from __future__ import annotations
 
 import re
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping
 from contextlib import aclosing
 from typing import Any, NoReturn
 
@@ -27,9 +27,11 @@ __all__ = [
     "StreamAnswer",
     "WireRequest",
     "WireResponse",
+    "answer_of",
     "body_pieces",
     "decode_body",
     "wants_messagepack",
+    "whole_body",
 ]
 
 MESSAGEPACK = "application/vnd.msgpack"
@@ -80,32 +82,36 @@ def _refuse(message: str) -> NoReturn:
     raise InvalidArgument(message, field=path or "body") from None
 
 
+async def whole_body(headers: Mapping[bytes, bytes], receive: Receive) -> bytes:
+    """All of the body. QuotaExceeded as soon as its announced or received length passes the limit; the rest is read and dropped."""
+    announced = headers.get(b"content-length", b"")
+    if announced.isdigit() and int(announced) > MAX_BODY_BYTES:
+        raise _too_large()
+    pieces: list[bytes] = []
+    size = 0
+    while True:
+        message = await receive()
+        if message["type"] == "http.disconnect":
+            raise DSecError("the client went away before its request was complete", ran="not-run", cause="disconnected")
+        if message["type"] != "http.request":
+            continue
+        piece = message["body"]
+        size += len(piece)
+        if size > MAX_BODY_BYTES:
+            raise _too_large()
+        pieces.append(piece)
+        if not message.get("more_body", False):
+            return pieces[0] if len(pieces) == 1 else b"".join(pieces)
+
+
 class WireRequest(Request[Any, Any, State]):
     """A request whose typed body is decoded in one step and refused early when it is too large."""
 
     async def body(self) -> bytes:
-        """The whole body. QuotaExceeded as soon as its announced or received length passes the limit; the rest is read and dropped."""
+        """See whole_body."""
         if isinstance(self._body, bytes):
             return self._body
-        for name, value in self.scope["headers"]:
-            if name == b"content-length" and value.isdigit() and int(value) > MAX_BODY_BYTES:
-                raise _too_large()
-        pieces: list[bytes] = []
-        size = 0
-        while True:
-            message = await self.receive()
-            if message["type"] == "http.disconnect":
-                raise DSecError("the client went away before its request was complete", ran="not-run", cause="disconnected")
-            if message["type"] != "http.request":
-                continue
-            piece = message["body"]
-            size += len(piece)
-            if size > MAX_BODY_BYTES:
-                raise _too_large()
-            pieces.append(piece)
-            if not message.get("more_body", False):
-                break
-        self._body = body = pieces[0] if len(pieces) == 1 else b"".join(pieces)
+        self._body = body = await whole_body(dict(self.scope["headers"]), self.receive)
         return body
 
     async def json(self) -> Any:
@@ -135,6 +141,13 @@ class Answer:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         await send({"type": "http.response.start", "status": self.status, "headers": self.headers})
         await send({"type": "http.response.body", "body": self.body, "more_body": False})
+
+
+def answer_of(scope: Scope, status: int, content: Any, headers: list[tuple[bytes, bytes]] | None = None) -> Answer:
+    """`content` in the encoding that the client asked for."""
+    if wants_messagepack(scope):
+        return Answer(status, _encode_messagepack(content), MESSAGEPACK.encode(), headers)
+    return Answer(status, _encode_json(content), JSON.encode(), headers)
 
 
 class StreamAnswer:
@@ -199,6 +212,4 @@ class WireResponse(Response[Any]):
         if isinstance(self.content, bytes):
             # Rendered already: the OpenAPI document.
             return Answer(status, self.content, str(self.media_type or options.get("media_type") or JSON).encode(), extra)
-        if wants_messagepack(request.scope):
-            return Answer(status, _encode_messagepack(self.content), MESSAGEPACK.encode(), extra)
-        return Answer(status, _encode_json(self.content), JSON.encode(), extra)
+        return answer_of(request.scope, status, self.content, extra)

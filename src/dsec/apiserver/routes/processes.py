@@ -7,6 +7,7 @@ from typing import Annotated
 from litestar import get, post
 from litestar.params import FromPath, JSONBody, QueryParameter
 
+from dsec.apiserver.counted import counted_exec
 from dsec.apiserver.holds import HOLD_SECONDS_MOST
 from dsec.apiserver.state import edge_of, holds_of, metrics_of
 from dsec.apiserver.wire import WireRequest
@@ -27,14 +28,7 @@ WaitSeconds = Annotated[float, QueryParameter(ge=0, le=MAX_WAIT_SECONDS)]
 @post(_AT + "/exec", tags=["processes"], status_code=200)
 async def exec_command(request: WireRequest, sandbox_id: FromPath[str], data: JSONBody[ExecRequest]) -> ExecResult:
     """Run a command and wait. A client that leaves stops waiting, not the command; its result stays under its `op_id`."""
-    execs = metrics_of(request).execs
-    try:
-        result = await edge_of(request).exec(sandbox_id, data)
-    except DSecError as error:
-        execs.labels(error.code).inc()
-        raise
-    execs.labels("answered").inc()
-    return result
+    return await counted_exec(metrics_of(request), edge_of(request), sandbox_id, data)
 
 
 @get(_AT + "/processes", tags=["processes"])

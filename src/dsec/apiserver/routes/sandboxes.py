@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable
 from typing import Annotated
 
 from litestar import delete, get, patch, post
 from litestar.params import FromPath, FromQuery, HeaderParameter, JSONBody, QueryParameter
 
+from dsec.apiserver.counted import counted_batch
 from dsec.apiserver.routes.processes import WaitSeconds
 from dsec.apiserver.state import edge_of, metrics_of
 from dsec.apiserver.wire import WireRequest
-from libdsec.errors import DSecError, InvalidArgument
+from libdsec.errors import InvalidArgument
 from libdsec.schema import BatchResult, CreateRequest, ForkRequest, PackInfo, PackRequest, SandboxInfo, SandboxState, UpdateRequest
 
 __all__ = ["ROUTES"]
@@ -27,20 +27,7 @@ async def create(
 
     A client that leaves before the answer leaves none behind.
     """
-    return await _counted(request, edge_of(request).create(data, idempotency_key), data.count)
-
-
-async def _counted(request: WireRequest, making: Awaitable[BatchResult], count: int) -> BatchResult:
-    creates = metrics_of(request).creates
-    try:
-        batch = await making
-    except DSecError as error:
-        creates.labels(error.code).inc(count)
-        raise
-    creates.labels("made").inc(len(batch.sandboxes))
-    for failure in batch.errors:
-        creates.labels(failure.code).inc()
-    return batch
+    return await counted_batch(metrics_of(request), edge_of(request).create(data, idempotency_key), data.count)
 
 
 @post("/v1/sandboxes/{sandbox_id:str}/fork", tags=["sandboxes"])
@@ -54,7 +41,7 @@ async def fork(
 
     A client that leaves before the answer leaves none behind.
     """
-    return await _counted(request, edge_of(request).fork(sandbox_id, data, idempotency_key), data.count)
+    return await counted_batch(metrics_of(request), edge_of(request).fork(sandbox_id, data, idempotency_key), data.count)
 
 
 @post("/v1/sandboxes/{sandbox_id:str}/pack-diff", tags=["sandboxes"])
