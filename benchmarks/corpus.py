@@ -1,8 +1,8 @@
 """The environments that are measured: real images of at least 1 GB, each with a job. Made once from the registries, kept in the cache.
 
 Every image is a Debian root that some others have too, a layer of its own with what its requirements install (no two the same set, many
-with some in common), and the source of a real project. That is how images of different tasks come to be: their layers differ, many of
-their files do not.
+with some in common), and the source of a real project, with the bytecode that its tests left when the image was built. That is how images
+of different tasks come to be: their layers differ, many of their files do not.
 """
 
 from __future__ import annotations
@@ -144,7 +144,7 @@ def made_corpus(
 
     They are the first of a larger number where the cache has that.
     """
-    parameters = f"{ROOTS} {QUICK_ROOTS} {WHEELS} {LIBRARIES} {TESTS} {_JOB}"
+    parameters = f"{ROOTS} {QUICK_ROOTS} {WHEELS} {LIBRARIES} {TESTS} {_JOB} sources with bytecode"
     key = hashlib.sha256(parameters.encode()).hexdigest()[:8]
     least_mb = 0 if quick else least_mb
     made = {int(path.name.split("-")[2]): path for path in cache.glob(f"corpus-{least_mb}-*-{compression}-{key}") if _record(path).exists()}

@@ -55,15 +55,18 @@ def _pip_download(what: Sequence[str], target: Path, found: str) -> Path:
 
 
 def source_release(name: str, version: str, cache: Path) -> Path:
-    """The folder of a project's source release, tests and all, unpacked."""
+    """The folder of a project's source release, tests and all, unpacked, with its bytecode: an image for a project's tests is built by
+    running them in it."""
     plain = name.replace("-", "_")
     archive = _pip_download(["--no-binary", name, f"{name}=={version}"], cache / "sdists", f"{plain}-{version}.tar.gz")
-    target = cache / "projects" / f"{plain}-{version}"
+    target = cache / "projects" / f"{plain}-{version}-compiled"
     if not target.exists():
         target.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=target.parent) as work:
             _run(["tar", "-C", work, "--no-same-owner", "-xf", str(archive)], {})
-            (Path(work) / target.name).rename(target)
+            tree = Path(work) / f"{plain}-{version}"
+            _compile(tree, f"/workspace/{name}")
+            tree.rename(target)
     return target
 
 
@@ -79,11 +82,15 @@ def installed_wheel(name: str, version: str, cache: Path, *, compiled: bool) -> 
             tree = Path(work) / "tree"
             unpack_wheel(archive, tree)
             if compiled:
-                # Named as in the sandbox and checked by nothing: the times of files in a layer are not those of the wheel.
-                options = ["-q", "-f", "--invalidation-mode", "unchecked-hash", "-s", str(tree), "-p", "/"]
-                subprocess.run([sys.executable, "-m", "compileall", *options, str(tree)], check=False, stdout=subprocess.DEVNULL)
+                _compile(tree, "/")
             tree.rename(target)
     return target
+
+
+def _compile(tree: Path, place: str) -> None:
+    """Bytecode beside every source. Named as at `place` in the sandbox and checked by nothing: files in a layer have other times."""
+    options = ["-q", "-f", "--invalidation-mode", "unchecked-hash", "-s", str(tree), "-p", place]
+    subprocess.run([sys.executable, "-m", "compileall", *options, str(tree)], check=False, stdout=subprocess.DEVNULL)
 
 
 def unpack_wheel(archive: Path, tree: Path) -> None:

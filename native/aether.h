@@ -57,7 +57,7 @@ int host_open(const struct host *h, const char *path, int flags);
 int cgroups_make_first(struct sandbox *s, struct trouble *t);
 int cgroups_make_next(struct sandbox *s, int *at, struct trouble *t);
 int cgroups_join(const struct sandbox *s, struct trouble *t);
-/* Removes what cgroups_make made; 0 when nothing is left, else the number of folders that stay. */
+/* Removes what was made; 0 when nothing is left, else the number of folders that stay. */
 int cgroups_remove(struct sandbox *s);
 int64_t oom_kills(const struct sandbox *s);
 /* The group of a chronus and what it runs, by chronus' pid. -1 with errno. */

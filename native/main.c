@@ -138,20 +138,6 @@ static void standard_streams_close(void) {
         close(null);
 }
 
-/*
- * Every aether and chronus stays in the launcher's session: for a session of its own the kernel would make each a scheduling group, 7 KB
- * that every write of a quota walks past. All of them share one group's part of the processors then, where sandboxes have one each, and
- * whoever asks something of a loaded host waits for them: so theirs is nine times as large. They do little, and nothing on their own.
- */
-static void share_raise(void) {
-    int fd = open("/proc/self/autogroup", O_WRONLY | O_CLOEXEC);
-    if (fd < 0)
-        return;
-    if (write(fd, "-10", 3) < 0)
-        fprintf(stderr, "dsec-native: the launcher's share of the processors stays as it is: %s\n", strerror(errno));
-    close(fd);
-}
-
 #define BURST_NS  3000000 /* launches closer than this are a burst */
 #define QUIET_MS  6       /* nothing asked for so long: time to make something ahead */
 #define PERIOD_MS 1000    /* to the next try, where that failed */
@@ -238,7 +224,6 @@ int main(int argc, char **argv) {
     prctl(PR_SET_NAME, "dsec-launcher");
     signals_reset();
     limits_raise();
-    share_raise();
     if (host_open_all(&host) < 0)
         return 1;
     signal(SIGCHLD, SIG_IGN);

@@ -545,6 +545,7 @@ static int root_switch(int root) {
 static void act_as(int64_t id) {
     setfsgid((gid_t)id);
     setfsuid((uid_t)id);
+    prctl(PR_SET_PDEATHSIG, SIGKILL); /* a change of ids clears it, and until init has joined its groups nobody else finds it */
 }
 
 int root_prepare(struct sandbox *s, struct devices *made, struct trouble *t) {

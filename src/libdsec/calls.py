@@ -1,13 +1,14 @@
-"""One request and its whole answer over a kept connection: HTTP/1.1 (RFC 9112), parsed by httptools.
+"""One request and its whole answer over a kept connection to a Unix socket: HTTP/1.1 (RFC 9112), parsed by httptools.
 
 A command's round trip is about a millisecond, and what a general client does beside (its own writer task, timers, header and URL objects)
-would be a fifth of it. Streams and WebSockets go by aiohttp, where such things do not show.
+would be a fifth of it. So this knows one peer, the server of this machine, which frames each answer. Other machines, where a round trip
+is the network's, and streams and WebSockets go by aiohttp.
 """
 
 from __future__ import annotations
 
 import asyncio
-import ssl
+import socket
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final, cast
@@ -16,7 +17,7 @@ import httptools
 
 from libdsec.errors import InvalidArgument
 
-__all__ = ["Address", "Calls", "CannotConnect", "Reply"]
+__all__ = ["IDLE_CONNECTION_SECONDS", "Calls", "CannotConnect", "Reply"]
 
 IDLE_CONNECTION_SECONDS: Final = 30.0
 _ENDS_A_LINE: Final = ("\r", "\n", "\0")
@@ -32,50 +33,54 @@ class Reply:
 
 
 class CannotConnect(Exception):
-    """No connection, so nothing was sent. The cause is the OSError or TimeoutError."""
-
-
-@dataclass(frozen=True, slots=True)
-class Address:
-    """Where the server listens: a Unix socket's path, or a host and port, by TLS if `tls`."""
-
-    host: str
-    port: int = 80
-    unix_path: str | None = None
-    tls: bool = False
+    """No connection, so nothing was sent. The cause is the OSError."""
 
 
 class _Connection(asyncio.Protocol):
     """Carries one request at a time."""
 
     def __init__(self) -> None:
-        self.transport: asyncio.Transport | None = None
         self.idle_since = 0.0
         self.reusable = False
+        self._transport: asyncio.Transport | None = None
         self._parser = httptools.HttpResponseParser(self)
         self._answer: asyncio.Future[Reply] | None = None
+        self._unasked = False
+        """The answer that is being read is to nothing that was asked."""
         self._parts: list[bytes] = []
         self._content_type = ""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self.transport = cast("asyncio.Transport", transport)
+        self._transport = cast("asyncio.Transport", transport)
+
+    def eof_received(self) -> None:
+        # `connection_lost` comes a turn later, and who asks in between would not know whether anything ran.
+        self.reusable = False
 
     def connection_lost(self, error: Exception | None) -> None:
         self.reusable = False
         self._fail(error or ConnectionResetError("the server closed the connection"))
 
     def data_received(self, data: bytes) -> None:
-        if self._answer is None or self._answer.done():
+        if self._answered():
             # Bytes that nobody asked for: what they belong to cannot be known.
             self.close()
             return
         try:
             self._parser.feed_data(data)
-        except httptools.HttpParserError as error:
-            self._fail(ConnectionResetError(f"no HTTP: {error}"))
+        except (httptools.HttpParserError, httptools.HttpParserUpgrade) as error:
+            self._fail(ConnectionResetError(f"no answer of HTTP: {error!r}"))
             self.close()
 
+    def _answered(self) -> bool:
+        return self._answer is None or self._answer.done()
+
     # -- what the parser found
+
+    def on_message_begin(self) -> None:
+        # Also where only its first bytes have come along with an answer: then nothing may follow on this connection.
+        self.reusable = False
+        self._unasked = self._answered()
 
     def on_header(self, name: bytes, value: bytes) -> None:
         if name.lower() == b"content-type":
@@ -86,22 +91,24 @@ class _Connection(asyncio.Protocol):
 
     def on_message_complete(self) -> None:
         status = self._parser.get_status_code()
-        if status < 200:
-            self._parts.clear()
+        parts, content_type = self._parts, self._content_type
+        self._parts, self._content_type = [], ""
+        if status < 200 or self._unasked:
             return
         self.reusable = self._parser.should_keep_alive()
-        parts = self._parts
-        reply = Reply(status, parts[0] if len(parts) == 1 else b"".join(parts), self._content_type)
-        self._parts, self._content_type = [], ""
         if self._answer is not None and not self._answer.done():
-            self._answer.set_result(reply)
+            self._answer.set_result(Reply(status, parts[0] if len(parts) == 1 else b"".join(parts), content_type))
 
     # -- requests
+
+    def usable(self) -> bool:
+        """Whether another request may be sent."""
+        return self.reusable and self._transport is not None and not self._transport.is_closing()
 
     async def ask(self, request: bytes, timeout: float | None) -> Reply:
         """The answer. OSError where the connection breaks, TimeoutError; after any error or a cancellation the connection is closed."""
         loop = asyncio.get_running_loop()
-        transport = self.transport
+        transport = self._transport
         if transport is None or transport.is_closing():
             raise ConnectionResetError("the server closed the connection")
         answer: asyncio.Future[Reply] = loop.create_future()
@@ -126,28 +133,30 @@ class _Connection(asyncio.Protocol):
 
     def close(self) -> None:
         self.reusable = False
-        if self.transport is not None:
+        if self._transport is not None:
             # Not `close`: that would wait for what is still unsent, and nobody reads the answer.
-            self.transport.abort()
+            self._transport.abort()
 
 
 class Calls:
-    """Requests to one server. As many connections as there are requests at once; those without work are kept for a while."""
+    """Requests to the server at one Unix socket, in one event loop.
 
-    def __init__(self, address: Address, headers: Mapping[str, str], connect_timeout: float | None) -> None:
-        self._address = address
-        self._connect_timeout = connect_timeout
+    As many connections as there are requests at once; those without work are kept for a while.
+    """
+
+    def __init__(self, path: str, headers: Mapping[str, str]) -> None:
+        self._path = path
+        self._loop: asyncio.AbstractEventLoop | None = None
         self._idle: list[_Connection] = []
         self._busy: set[_Connection] = set()
         self._sweep: asyncio.TimerHandle | None = None
         self._closed = False
-        self._tls = ssl.create_default_context() if address.tls else None
         self._fixed = "".join(f"{name}: {_checked(name, value)}\r\n" for name, value in headers.items())
 
     async def call(
         self, method: str, target: str, body: bytes | None = None, headers: Mapping[str, str] | None = None, timeout: float | None = None
     ) -> Reply:
-        """Send and wait. CannotConnect where nothing was sent; OSError or TimeoutError where that is not known."""
+        """Send and wait; any method but HEAD. CannotConnect where nothing was sent; OSError or TimeoutError where that is not known."""
         request = self._request(method, target, body, headers)
         connection = self._take() or await self._connect()
         self._busy.add(connection)
@@ -166,23 +175,30 @@ class Calls:
         return f"{method} {target} HTTP/1.1\r\n{self._fixed}{own}{length}\r\n".encode() + (body or b"")
 
     def _take(self) -> _Connection | None:
+        loop = asyncio.get_running_loop()
+        if self._loop is not loop:
+            if self._loop is not None:
+                raise RuntimeError("a client belongs to the event loop that used it first")
+            self._loop = loop
         while self._idle:
             connection = self._idle.pop()
-            if connection.reusable:
+            if connection.usable():
                 return connection
+            connection.close()
         return None
 
     async def _connect(self) -> _Connection:
-        address = self._address
-        loop = asyncio.get_running_loop()
+        # Connected here: a Unix socket is at once or not, and asyncio takes a full backlog for a connection.
+        sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK | socket.SOCK_CLOEXEC)
         try:
-            async with asyncio.timeout(self._connect_timeout):
-                if address.unix_path is not None:
-                    _, connection = await loop.create_unix_connection(_Connection, address.unix_path)
-                else:
-                    _, connection = await loop.create_connection(_Connection, address.host, address.port, ssl=self._tls)
-        except (OSError, TimeoutError) as error:
-            raise CannotConnect(str(error) or "no connection in time") from error
+            sock.connect(self._path)
+            _, connection = await asyncio.get_running_loop().create_unix_connection(_Connection, sock=sock)
+        except OSError as error:
+            sock.close()
+            raise CannotConnect(str(error)) from error
+        except BaseException:
+            sock.close()
+            raise
         if self._closed:
             connection.close()
             raise CannotConnect("the client was closed")
@@ -199,7 +215,7 @@ class Calls:
         loop = asyncio.get_running_loop()
         kept: list[_Connection] = []
         for connection in self._idle:
-            if connection.reusable and connection.idle_since + IDLE_CONNECTION_SECONDS > loop.time():
+            if connection.usable() and connection.idle_since + IDLE_CONNECTION_SECONDS > loop.time():
                 kept.append(connection)
             else:
                 connection.close()

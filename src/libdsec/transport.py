@@ -14,7 +14,7 @@ from urllib.parse import urlsplit
 import aiohttp
 from yarl import URL
 
-from libdsec.calls import IDLE_CONNECTION_SECONDS, Address, Calls, CannotConnect, Reply
+from libdsec.calls import IDLE_CONNECTION_SECONDS, Calls, CannotConnect, Reply
 from libdsec.errors import Conflict, ConnectionFailed, Denied, InvalidArgument, error_from_wire
 from libdsec.timeouts import Timeouts
 
@@ -95,13 +95,13 @@ class _Socket(aiohttp.ClientWebSocketResponse):
 
 
 class HttpTransport:
-    """One `Calls` for what fits in memory and one aiohttp session for streams. Made lazily, in the loop that first uses it."""
+    """`Calls` for what fits in memory and stays on this machine, an aiohttp session for all else. Made lazily, in the loop that first uses
+    it."""
 
     def __init__(self, base: URL, unix_path: str | None, token: str | None, timeouts: Timeouts) -> None:
         self._base = str(base).rstrip("/")
-        self._address = Address(base.host or "", base.port or 80, unix_path, base.scheme == "https")
-        self._headers = {"Host": base.authority} | ({"Authorization": f"Bearer {token}"} if token else {})
-        self._calls: Calls | None = None
+        own = {"Host": base.host or ""} | ({"Authorization": f"Bearer {token}"} if token else {})
+        self._calls = Calls(unix_path, own) if unix_path is not None else None
         self._unix_path = unix_path
         self._token = token
         self._timeouts = timeouts
@@ -148,21 +148,16 @@ class HttpTransport:
         headers: Mapping[str, str] | None = None,
         timeout: float | None = None,
     ) -> Reply:
-        if body is not None and len(body) > PIECE_BYTES:
-            return await self._call_in_pieces(method, target, body, headers, timeout)
         if self._closed:
             raise Conflict("the client is closed", cause="closed")
-        if self._calls is None:
-            self._calls = Calls(self._address, self._headers, self._timeouts.connect)
+        if self._calls is None or method == "HEAD" or (body is not None and len(body) > PIECE_BYTES):
+            return await self._call(method, target, body, headers, timeout)
         try:
             return await self._calls.call(method, target, body, headers, timeout)
         except (CannotConnect, TimeoutError, OSError) as error:
             raise self._failed(error) from error
 
-    async def _call_in_pieces(
-        self, method: str, target: str, body: bytes, headers: Mapping[str, str] | None, timeout: float | None
-    ) -> Reply:
-        """So that the loop turns between the pieces of a large body."""
+    async def _call(self, method: str, target: str, body: bytes | None, headers: Mapping[str, str] | None, timeout: float | None) -> Reply:
         data, headers = _outgoing(body, headers)
         try:
             async with self._open().request(

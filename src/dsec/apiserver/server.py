@@ -10,7 +10,7 @@ import asyncio
 import contextlib
 import socket
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import structlog
 from litestar.types import ASGIApp
@@ -37,6 +37,10 @@ WEBSOCKET_MESSAGE_MAX = 4 << 20
 class _Protocol(HttpToolsProtocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         super().connection_made(Gathering(transport))  # type: ignore[arg-type]
+
+    def eof_received(self) -> None:
+        # The transport closes itself next; who has only ended its own side waits for the answer.
+        cast("Gathering", self.transport).flush()
 
 
 class _Listener:

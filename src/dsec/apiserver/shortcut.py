@@ -57,7 +57,7 @@ class Shortcut:
         if match is None:
             return None
         method, sandbox_id, exec_of = scope["method"], match[1], match[2]
-        headers: dict[bytes, bytes] = dict(scope["headers"])
+        headers: dict[bytes, bytes] = dict(reversed(scope["headers"]))  # of two alike the first counts
         if method == "POST" and exec_of:
             return lambda receive: self._exec(sandbox_id, headers, receive), "/v1/sandboxes/{sandbox_id}/exec", 200
         if method == "DELETE" and sandbox_id and not exec_of:

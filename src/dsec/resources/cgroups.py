@@ -115,7 +115,8 @@ class CgroupDriver:
         usable = [name for name in WANTED if name in self.hierarchies.v2_controllers and _delegate(root, name) and _delegate(own, name)]
         os.makedirs(f"{own}/{DAEMONS}", exist_ok=True)
         if "cpu" in usable:
-            _write(f"{own}/{DAEMONS}/cpu.weight", DAEMONS_WEIGHT)
+            with contextlib.suppress(OSError):
+                _write(f"{own}/{DAEMONS}/cpu.weight", DAEMONS_WEIGHT)
         refused = self.hierarchies.v2_controllers.intersection(WANTED).difference(usable)
         self.hierarchies = dataclasses.replace(
             self.hierarchies,

@@ -212,16 +212,21 @@ class ContainerBackend:
         # many, all CPUs have something to do, and one wait less is better.
         self._births += 1
         alone = self._births == 1
-        preparing = begun_in_thread(self._prepare, spec, os.dup(ours.fileno()) if alone else None)
+        preparing: asyncio.Future[list[str]] | None = None
+        birth: socket.socket | None = None
         try:
             with theirs:
-                await self._launcher.launch(self._payload(spec, [] if alone else await preparing), theirs)
-            if alone:
-                await preparing
+                birth = ours.dup() if alone else None
+                preparing = begun_in_thread(self._prepare, spec, birth)
+                await self._launcher.launch(self._payload(spec, [] if alone else await asyncio.shield(preparing)), theirs)
+            await asyncio.shield(preparing)
             await self._ready(spec, watch)
         except BaseException:
             # What is undone next must not still be in the making.
-            await _settled(preparing)
+            if preparing is not None:
+                await _settled(preparing)
+            if birth is not None:
+                birth.close()
             await _settled(asyncio.ensure_future(watch.give_up()))
             raise
         finally:
@@ -255,21 +260,18 @@ class ContainerBackend:
                 raise
             raise SandboxFailed(error.message, cause="launch-failed", ran="not-run", details=error.details) from error
 
-    def _prepare(self, spec: SandboxSpec, birth: int | None) -> list[str]:
+    def _prepare(self, spec: SandboxSpec, birth: socket.socket | None) -> list[str]:
         """The layers' mounted roots, from the bottom. The scratch folder is there on return.
 
         Who waits at the other end of `birth` is told at once: the way by the event loop would take two turns more. `birth` is closed.
         """
-        try:
+        with birth or contextlib.nullcontext():
             layers = self._prepared(spec)
             if birth is not None:
                 # Whether it has ended is seen by the watch, and nothing else has been sent that the socket's buffer could be full of.
                 with contextlib.suppress(OSError):
-                    os.write(birth, encode_frame(wire.LAYERS, layers_payload(layers)))
+                    birth.send(encode_frame(wire.LAYERS, layers_payload(layers)))
             return layers
-        finally:
-            if birth is not None:
-                os.close(birth)
 
     def _prepared(self, spec: SandboxSpec) -> list[str]:
         digests = [layer.rpartition("@")[2] for layer in spec.layers]

@@ -32,9 +32,9 @@ async def in_pool(pool: Executor | None, function: Callable[[], T]) -> T:
     return await _attended(asyncio.get_running_loop().run_in_executor(pool, function))
 
 
-def begun_in_thread(function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> asyncio.Task[T]:
-    """As `in_thread`, begun at once, not only when it is awaited."""
-    return asyncio.ensure_future(_attended(asyncio.get_running_loop().run_in_executor(None, functools.partial(function, *args, **kwargs))))
+def begun_in_thread(function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> asyncio.Future[T]:
+    """Begun at once, not only when it is awaited: by `asyncio.shield`, for a cancellation would end the future and not the function."""
+    return asyncio.get_running_loop().run_in_executor(None, functools.partial(function, *args, **kwargs))
 
 
 async def _attended(work: asyncio.Future[T]) -> T:
