@@ -32,6 +32,9 @@ SOCKET = "dsec.sock"
 STOP_SECONDS = 60
 MIN_CACHE_BYTES = 16 << 20
 DOWN_PATIENCE = 3.0
+SWITCH_SECONDS = 0.0005
+"""How long a thread of ours waits at most for another that computes. While one takes a snapshot the sandbox's processes stand, and with
+Python's own 5 ms they would stand for as long as the event loop decodes a large request."""
 
 ScratchOption = Annotated[
     Path | None,
@@ -252,6 +255,7 @@ def _up(
     try:
         _need_root()
         _log(log_level)
+        sys.setswitchinterval(SWITCH_SECONDS)
         packs = _store_settings(store_way, store_cache, store_patience, store_verify)
         uvloop.run(_serve(_Folders(state, run, store), scratch, packs, tcp, token_file, remove, as_json))
     except DSecError as error:
