@@ -156,6 +156,7 @@ class PackAccess:
         self._packs = packs
         self._lock = threading.Lock()
         self._direct: bool | None = None
+        self._local: bool | None = None
 
     # -- which way -----------------------------------------------------------------------------------------------------------------------
 
@@ -175,7 +176,9 @@ class PackAccess:
     @property
     def past_cache(self) -> bool:
         """Whether EROFS reads past the store's page cache: how far that reads ahead is not ours to set. A local disk's stays in use."""
-        return self.direct and self.kind() not in LOCAL_KINDS
+        if self._local is None:
+            self._local = self.kind() in LOCAL_KINDS
+        return self.direct and not self._local
 
     def kind(self) -> str:
         """The store's file system, asking it nothing."""

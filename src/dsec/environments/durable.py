@@ -6,13 +6,15 @@ import hashlib
 import os
 import secrets
 from collections.abc import Callable
+from io import RawIOBase
 from pathlib import Path
 
 from dsec.environments.manifest import FileDigest
 
 __all__ = ["copy_verified", "digest_file", "sync_file", "sync_folder", "write_durably"]
 
-_CHUNK = 1 << 20
+_CHUNK = 128 << 10
+"""Larger buffers leave the processor's cache, and are new memory each time."""
 
 
 def sync_folder(path: Path) -> None:
@@ -62,17 +64,33 @@ def digest_file(path: Path, progress: Callable[[int], None] | None = None) -> Fi
 
 
 def copy_verified(source: Path, target: Path, expected: FileDigest, *, aside: Path, durable: bool = True) -> None:
-    """Copy a small file, in place only if it is what `expected` says (else ValueError); `aside` as for `write_durably`.
+    """Copy a file, in place only if it is what `expected` says (else ValueError); `aside` as for `write_durably`.
 
     What is verified at each use and can be had again need not be `durable`: that is several times quicker.
     """
-    with source.open("rb") as file:
-        data = file.read(expected.size + 1)
-    if len(data) != expected.size or hashlib.sha256(data).hexdigest() != expected.sha256:
-        raise ValueError(f"{source.name} is not what its digest says")
-    if durable:
-        write_durably(target, data, aside=aside)
-        return
     fresh = aside / f"{target.name}.{secrets.token_hex(4)}"
-    fresh.write_bytes(data)
-    fresh.rename(target)
+    try:
+        with source.open("rb", buffering=0) as file, fresh.open("xb", buffering=0) as copy:
+            if _copied(file, copy, expected.size) != expected:
+                raise ValueError(f"{source.name} is not what its digest says")
+            if durable:
+                os.fsync(copy.fileno())
+        fresh.rename(target)
+    except BaseException:
+        fresh.unlink(missing_ok=True)
+        raise
+    if durable:
+        sync_folder(target.parent)
+
+
+def _copied(source: RawIOBase, target: RawIOBase, size: int) -> FileDigest:
+    """Through a buffer that stays in the processor's cache, and not far beyond `size` bytes."""
+    digest, copied = hashlib.sha256(), 0
+    buffer = memoryview(bytearray(_CHUNK))
+    while copied <= size and (count := source.readinto(buffer)):
+        digest.update(buffer[:count])
+        copied += count
+        left = buffer[:count]
+        while left:
+            left = left[target.write(left) or 0 :]
+    return FileDigest(sha256=digest.hexdigest(), size=copied)
