@@ -22,7 +22,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
-from benchmarks.budgets import at_least
+from benchmarks.budgets import at_least, at_most
+from benchmarks.compose import compose
 from benchmarks.corpus import TESTS, WHEELS
 from benchmarks.downloads import SITE_PACKAGES, installed_wheel, source_release
 from benchmarks.measure import Block, Series, run_block, run_rounds
@@ -214,7 +215,11 @@ async def measure(options: argparse.Namespace) -> dict[str, Any]:
         meters = {name: WriteMeter(stage, ways) for name in operations}
         things = {name: meters[name].around(partial(run_block, share, options.concurrency, one)) for name, one in operations.items()}
         series = await run_rounds(options.rounds, things, options.surroundings)
-        return _document(options, stage, parts, series, meters, once, absent)
+        three = [stage.root.environment, *(part.environment for part in parts[:2])]
+        size = sum(file.stat().st_size for file in (stage.root.tar, *(part.tar for part in parts[:2])))
+        await options.surroundings.look()
+        composed = await asyncio.to_thread(compose, stage.folder, stage.root.store, three, size, 2 * options.rounds + 1)
+        return _document(options, stage, parts, series, meters, once, absent, composed)
 
 
 def _document(
@@ -225,6 +230,7 @@ def _document(
     meters: dict[str, WriteMeter],
     once: float,
     absent: str,
+    composed: dict[str, Any],
 ) -> dict[str, Any]:
     done = {
         name: one.to_json() | {"wall_s": round(sum(block.wall_s for block in one.blocks), 2)} | meters[name].to_json(ours=name == "layers")
@@ -243,7 +249,7 @@ def _document(
         "root": stage.root.to_json(),
         "parts_mb": {part.name: round(part.tar.stat().st_size / MB, 1) for part in parts},
         "written_how": f"for each sandbox: {HOW}",
-        "dsec": {"layers": layers, "how": "libdsec run_container of base, workspace, toolkits; then the job"},
+        "dsec": {"layers": layers, "compose": composed, "how": "libdsec run_container of base, workspace, toolkits; then the job"},
         "peers": {
             "untar": untar | {"how": "the same sandboxes of the base alone; tar -x of each archive inside; then the job"},
             "bind_mount": bound,
@@ -252,6 +258,9 @@ def _document(
         "budgets": {
             "times_faster_than_untar": at_least(_times(untar["wall_s"], layers["wall_s"]), 1.76),
             "times_fewer_writes_than_untar": at_least(_times(untar["written_mb"], layers["written_mb"]), 5.5),
+            "compose_never_seen_p50_ms": at_most(composed["never_seen"].get("p50_ms"), 30, "ms"),
+            "compose_again_p50_ms": at_most(composed["again"].get("p50_ms"), 1, "ms"),
+            "compose_fetched_percent": at_most(round(composed["fetched_share"] * 100, 2), 2, "%"),
         },
     }
 
