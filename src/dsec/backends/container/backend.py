@@ -103,6 +103,7 @@ class ContainerBackend:
     async def open(self, on_event: EventCallback) -> None:
         self._on_event = on_event
         await in_thread(self._open)
+        await self._launcher.begin()
 
     def _open(self) -> None:
         self._sockets.mkdir(parents=True, exist_ok=True, mode=0o700)

@@ -22,7 +22,7 @@ EXIT_SECONDS: Final = 5.0
 
 
 class Launcher:
-    """Started at the first need and again if it died. The aethers it forked live on without it."""
+    """Started by `begin`, at the first need, and again if it died. The aethers it forked live on without it."""
 
     def __init__(self, binary: Path, log: Path, group: str | None) -> None:
         self._binary = binary
@@ -51,6 +51,13 @@ class Launcher:
         if gone:
             self._discard()
         return gone
+
+    async def begin(self) -> None:
+        """So that the first sandbox need not wait for it. What fails here, the first launch meets and tells."""
+        async with self._lock:
+            if self._sock is None:
+                with contextlib.suppress(OSError, DSecError):
+                    await in_thread(self._start)
 
     async def launch(self, payload: bytes, birth: socket.socket) -> None:
         """Hand a LAUNCH and its birth connection over. Raises SandboxFailed(cause="launch-failed") if that cannot be done; not run then."""
