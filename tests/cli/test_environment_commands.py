@@ -153,10 +153,11 @@ def test_a_store_that_hangs_is_told_and_can_be_left(dsec, tmp_path, words):
 
 
 def wait_until_it_hangs(pid: int) -> None:
-    """Until one of its threads is where the kernel waits for the other end of a pipe."""
+    """Until a thread of the process that it has for the work is where the kernel waits for the other end of a pipe."""
     deadline = time.monotonic() + 10
     while True:
-        names = [(task / "wchan").read_text() for task in Path(f"/proc/{pid}/task").iterdir()]
+        children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+        names = [(task / "wchan").read_text() for child in children for task in Path(f"/proc/{child}/task").iterdir()]
         if "wait_for_partner" in names:
             return
         assert time.monotonic() < deadline, names

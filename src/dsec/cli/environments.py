@@ -14,12 +14,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from dsec.cli import pictures
-from dsec.cli.options import JsonOption, RunOption, StateOption, StoreOption, from_store, run_folder, state_folder
-from dsec.cli.output import amount, console, duration, failures, print_json, print_table, tell
+from dsec.cli.options import JsonOption, RunOption, StateOption, StoreOption, from_store, run_folder, state_folder, store_root
+from dsec.cli.output import amount, console, duration, print_json, print_table, tell
 from libdsec.errors import DSecError
 
 if TYPE_CHECKING:
     from dsec.environments import BuildProgress, EnvironmentStore
+    from dsec.environments.apart import Told
+    from libdsec.schema import EnvironmentInfo
 
 __all__ = ["app"]
 
@@ -41,20 +43,25 @@ def _phase(step: BuildProgress) -> str:
     return f"{text} layer {step.layer} of {step.layers}" if step.layers else text
 
 
-@contextmanager
-def _progress(name: str, quiet: bool) -> Iterator[Callable[[BuildProgress], None]]:
-    """A bar on a terminal, one line for each phase and layer elsewhere."""
-    if quiet:
-        yield lambda _: None
-        return
-    if not console.is_terminal:
-        seen: list[str] = []
+def _left_of_build(name: str, reached: list[str]) -> str:
+    came = f"it came as far as {reached[-1]}" if reached else "it had not begun"
+    kept = "layers of images that were read whole are kept, the rest of what it stored goes with the next build or `dsec store gc`"
+    # the last step of all is the name: it was not told of any more
+    named = "may mean what was built or" if reached and reached[-1].startswith(_PHASES["publish"]) else "means"
+    return f"{came}; {name} {named} what it did before; {kept}"
 
-        def line(step: BuildProgress) -> None:
-            if (text := _phase(step)) not in seen:
-                seen.append(text)
+
+@contextmanager
+def _progress(name: str, quiet: bool, seen: list[str]) -> Iterator[Callable[[BuildProgress], None]]:
+    """A bar on a terminal, one line for each phase and layer elsewhere; all of these come into `seen`."""
+
+    def line(step: BuildProgress) -> None:
+        if (text := _phase(step)) not in seen:
+            seen.append(text)
+            if not quiet:
                 console.print(f"{name}: {text}", markup=False)
 
+    if quiet or not console.is_terminal:
         yield line
         return
     from rich.progress import (
@@ -75,19 +82,38 @@ def _progress(name: str, quiet: bool) -> Iterator[Callable[[BuildProgress], None
         task = bar.add_task(name, total=None)
 
         def update(step: BuildProgress) -> None:
+            if (text := _phase(step)) not in seen:
+                seen.append(text)
             bar.update(task, description=f"{name}: {_phase(step)}", completed=step.done, total=step.total or None)
 
         yield update
 
 
-def _build_one(name: str, as_json: bool, store: EnvironmentStore, **arguments: Any) -> None:
+def _build_one(name: str, as_json: bool, state: Path, run: Path, store: Path | None, **arguments: Any) -> None:
+    from dsec.environments import EnvironmentStore
     from dsec.environments.build import build
 
     base, _, tag = name.partition(":")
     started = time.monotonic()
-    with failures(as_json), _progress(name, as_json) as progress:
-        command = shlex.join(["dsec", *sys.argv[1:]])
-        info = build(store, base, tag=tag or "latest", command=command, progress=progress, **arguments)
+    command = shlex.join(["dsec", *sys.argv[1:]])
+
+    def work(told: Told) -> EnvironmentInfo:
+        environments = EnvironmentStore(state, run, store)
+
+        def progress(step: BuildProgress) -> None:
+            told(step, key=_phase(step))
+
+        return build(environments, base, tag=tag or "latest", command=command, progress=progress, **arguments)
+
+    reached: list[str] = []
+    info = from_store(
+        work,
+        as_json=as_json,
+        root=store_root(state, store),
+        left=lambda: _left_of_build(name, reached),
+        long_calls=True,
+        progress=_progress(name, as_json, reached),
+    )
     if as_json:
         print_json(info)
     else:
@@ -116,13 +142,9 @@ def _build(
     store: StoreOption = None,
 ) -> None:
     """Build a layer from a source and give it a name."""
-    from dsec.environments import EnvironmentStore
-
     packages = [package for group in include or [] for package in group.split(",") if package]
-    environments = EnvironmentStore(state, run, store)
-    _build_one(
-        name, as_json, environments, source=source, kind=kind, include=packages, dest=dest, collapse_below=collapse_below * 1_000_000
-    )
+    below = collapse_below * 1_000_000
+    _build_one(name, as_json, state, run, store, source=source, kind=kind, include=packages, dest=dest, collapse_below=below)
 
 
 @app.command("pull")
@@ -143,12 +165,12 @@ def _pull(
     store: StoreOption = None,
 ) -> None:
     """Build a layer from an image in a registry, through skopeo. What the store has already is not fetched."""
-    from dsec.environments import EnvironmentStore
-
     _build_one(
         name or _named_after(image),
         as_json,
-        EnvironmentStore(state, run, store),
+        state,
+        run,
+        store,
         source=image if image.startswith("docker:") else f"docker://{image}",
         kind=kind,
         dest=dest,
@@ -167,7 +189,7 @@ def _ls(as_json: JsonOption = False, state: StateOption = state_folder, run: Run
     """List environments."""
     from dsec.environments import EnvironmentStore
 
-    found = from_store("ls", lambda: EnvironmentStore(state, run, store).list(), as_json=as_json)
+    found = from_store(lambda _: EnvironmentStore(state, run, store).list(), as_json=as_json, root=store_root(state, store))
     if as_json:
         print_json(found)
         return
@@ -203,7 +225,7 @@ def _show(
     """Tell all about one environment."""
     from dsec.environments import EnvironmentStore
 
-    info = from_store("show", lambda: EnvironmentStore(state, run, store).show(name), as_json=as_json)
+    info = from_store(lambda _: EnvironmentStore(state, run, store).show(name), as_json=as_json, root=store_root(state, store))
     if as_json:
         print_json(info)
         return
@@ -250,7 +272,7 @@ def _history(
     """Tell what a name has meant, the newest first; each is to be had as name@digest as long as the store keeps it."""
     from dsec.environments import EnvironmentStore
 
-    rows = from_store("history", lambda: _meanings(EnvironmentStore(state, run, store), name), as_json=as_json)
+    rows = from_store(lambda _: _meanings(EnvironmentStore(state, run, store), name), as_json=as_json, root=store_root(state, store))
     if as_json:
         print_json(rows)
         return
@@ -269,6 +291,10 @@ def _history(
     )
 
 
+def _may_be_removed(name: str) -> str:
+    return f"{name} may be removed or not, as `dsec env ls` tells when the store is back"
+
+
 @app.command("rm")
 def _rm(
     names: Annotated[list[str], typer.Argument(metavar="NAME...")],
@@ -280,9 +306,12 @@ def _rm(
     """Remove environments that no sandbox uses."""
     from dsec.environments import EnvironmentStore
 
-    environments = from_store("open", lambda: EnvironmentStore(state, run, store), as_json=as_json)
     for name in names:
-        from_store("rm", partial(EnvironmentStore.remove, environments, name), as_json=as_json)
+
+        def remove(_: Told, name: str = name) -> None:
+            EnvironmentStore(state, run, store).remove(name)
+
+        from_store(remove, as_json=as_json, root=store_root(state, store), left=partial(_may_be_removed, name))
         if not as_json:
             tell(f"{name} removed")
     if as_json:

@@ -5,14 +5,19 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import Awaitable, Callable
+from contextlib import AbstractContextManager, nullcontext
+from math import inf
 from pathlib import Path
-from typing import Annotated, TypeVar
+from typing import TYPE_CHECKING, Annotated, TypeVar
 
 import typer
 
-from dsec.cli.output import die, failures
+from dsec.cli.output import failures
 from libdsec import DSecClient
 from libdsec.errors import InvalidArgument, SandboxFailed
+
+if TYPE_CHECKING:
+    from dsec.environments.apart import Told
 
 __all__ = [
     "JsonOption",
@@ -25,6 +30,7 @@ __all__ = [
     "pairs",
     "run_folder",
     "state_folder",
+    "store_root",
     "with_client",
 ]
 
@@ -71,23 +77,47 @@ def with_client(
         return asyncio.run(whole())
 
 
-def from_store(what: str, action: Callable[[], T], *, as_json: bool) -> T:
-    """The answer to a question of the store that takes a moment; an error, a store that hangs or Ctrl-C ends the process with a word.
+def from_store(
+    action: Callable[[Told], T],
+    *,
+    as_json: bool,
+    root: Path,
+    left: Callable[[], str] = lambda: "",
+    long_calls: bool = False,
+    progress: AbstractContextManager[Told] | None = None,
+) -> T:
+    """Do something with the store in `root`; an error, a store that hangs or Ctrl-C ends this process with a word, and at once.
 
-    DSEC_STORE_PATIENCE is how many seconds a store may take. The kernel lets no signal through to who waits in a file system that hangs,
-    so the question is put in another thread.
+    DSEC_STORE_PATIENCE is for how many seconds a store may give no answer; as long as something moves, the work may take any time. `left`
+    says how far it came and what is left of it. See `Apart`, also for `long_calls` and what `progress` takes; the action works in a process
+    of its own, so that nothing it changes is to be seen here but what it returns.
     """
-    from dsec.environments.deadlines import within
+    from dsec.environments.apart import Apart
 
-    try:
-        patience = float(os.environ.get("DSEC_STORE_PATIENCE") or STORE_SECONDS)
-    except ValueError:
-        die(InvalidArgument("DSEC_STORE_PATIENCE is a number of seconds", field="DSEC_STORE_PATIENCE"), as_json=as_json)
     with failures(as_json):
+        patience = _store_patience()
         try:
-            return within(patience, what, action)
+            with Apart(action, root, patience_seconds=patience) as work, progress or nullcontext(lambda *_: None) as told:
+                return work.result(long_calls=long_calls, told=told)
         except TimeoutError as error:
-            raise SandboxFailed(f"store: {error}", field="store", cause="store-lost", ran="unknown") from error
+            what = f"store: {error}{'; ' if (rest := left()) else ''}{rest}"
+            raise SandboxFailed(what, field="store", cause="store-lost", ran="unknown") from error
+
+
+def _store_patience() -> float:
+    text = os.environ.get("DSEC_STORE_PATIENCE") or str(STORE_SECONDS)
+    try:
+        patience = float(text)
+    except ValueError:
+        patience = 0.0
+    if not 0 < patience < inf:
+        raise InvalidArgument(f"DSEC_STORE_PATIENCE is {text!r}, not a number of seconds above 0", field="DSEC_STORE_PATIENCE")
+    return patience
+
+
+def store_root(state: Path, store: Path | None) -> Path:
+    """Where the store of these options is."""
+    return store if store is not None else state / "store"
 
 
 def pairs(items: list[str], option: str) -> dict[str, str]:

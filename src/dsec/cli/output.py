@@ -126,7 +126,7 @@ def _next_step(error: DSecError) -> str:
         return "`dsec ps --all` shows the sandboxes"
     if isinstance(error, NotFound) and error.field == "op_id":
         return "`dsec logs SANDBOX` shows its commands"
-    if error.ran == "unknown" and error.cause != "os-error":
+    if error.ran == "unknown" and error.cause != "os-error" and error.field != "store":
         return "it may have run: `dsec logs` shows what is recorded"
     return ""
 

@@ -10,11 +10,12 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
-from dsec.cli.options import JsonOption, RunOption, StateOption, StoreOption, run_folder, state_folder
-from dsec.cli.output import amount, duration, failures, print_json, tell
+from dsec.cli.options import JsonOption, RunOption, StateOption, StoreOption, from_store, run_folder, state_folder, store_root
+from dsec.cli.output import amount, duration, print_json, tell
 
 if TYPE_CHECKING:
     from dsec.environments.anatomy import LayerPart
+    from dsec.environments.apart import Told
     from dsec.environments.trees import Difference
 
 __all__ = ["register"]
@@ -37,8 +38,7 @@ def _tree(
     from dsec.environments import EnvironmentStore
     from dsec.environments.anatomy import dissect
 
-    with failures(as_json):
-        parts = dissect(EnvironmentStore(state, run, store), names)
+    parts = from_store(lambda _: dissect(EnvironmentStore(state, run, store), names), as_json=as_json, root=store_root(state, store))
     if as_json:
         print_json(parts)
         return
@@ -98,21 +98,19 @@ def _diff(
     from dsec.environments import EnvironmentStore
     from dsec.environments.differing import differences
 
-    with failures(as_json):
-        found = [
-            difference
-            for difference in differences(EnvironmentStore(state, run, store), before, after)
-            if times or difference.aspects != ("time",)
-        ]
+    def compare(_: Told) -> list[dict[str, Any]]:
+        found = differences(EnvironmentStore(state, run, store), before, after)
+        return [_entry(difference) for difference in found if times or difference.aspects != ("time",)]
+
+    found = from_store(compare, as_json=as_json, root=store_root(state, store))
     if as_json:
-        print_json([_entry(difference) for difference in found])
+        print_json(found)
         return
     grown = 0
     counts = {"+": 0, "-": 0, "~": 0}
-    for difference in found:
-        entry = _entry(difference)
+    for entry in found:
         counts[entry["change"]] += 1
-        grown += difference.grown
+        grown += entry["grown_bytes"]
         aspects = f"  ({', '.join(entry['aspects'])})" if entry["aspects"] else ""
         tell(f"{entry['change']} {entry['path']}{aspects}")
     tell(f"{counts['+']} new, {counts['-']} gone, {counts['~']} changed, {'-' if grown < 0 else '+'}{amount(abs(grown))}", err=True)

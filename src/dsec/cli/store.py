@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from dsec.cli.options import JsonOption, RunOption, StateOption, StoreOption, run_folder, state_folder
-from dsec.cli.output import amount, console, failures, print_json, print_table, tell
+from dsec.cli.options import JsonOption, RunOption, StateOption, StoreOption, from_store, run_folder, state_folder, store_root
+from dsec.cli.output import amount, console, print_json, print_table, tell
 
 if TYPE_CHECKING:
     from dsec.environments.report import LayerReport
@@ -32,8 +32,13 @@ def _gc(
     """Remove what no name, no sandbox of any node and no layer refers to."""
     from dsec.environments import EnvironmentStore
 
-    with failures(as_json):
-        report = EnvironmentStore(state, run, store).collect_garbage(grace_seconds=grace, dry_run=dry_run)
+    report = from_store(
+        lambda _: EnvironmentStore(state, run, store).collect_garbage(grace_seconds=grace, dry_run=dry_run),
+        as_json=as_json,
+        root=store_root(state, store),
+        left=lambda: "nothing was changed" if dry_run else "each thing is there or removed, none half; the next `dsec store gc` goes on",
+        long_calls=True,
+    )
     if as_json:
         print_json(report)
         return
@@ -59,8 +64,7 @@ def _df(
     """Tell what lies in the store and who uses it."""
     from dsec.environments import EnvironmentStore
 
-    with failures(as_json):
-        report = EnvironmentStore(state, run, store).report()
+    report = from_store(lambda _: EnvironmentStore(state, run, store).report(), as_json=as_json, root=store_root(state, store))
     if as_json:
         print_json(report)
         return
@@ -105,17 +109,30 @@ def _users(layer: LayerReport) -> str:
     return ", ".join(users) or ("an image's layer" if layer.imported else "nobody")
 
 
+def _left_of_verify(repair: bool, done: int, total: int) -> str:
+    changed = "what is repaired stays so, and the next --repair does the rest" if repair else "nothing was changed"
+    return f"{amount(done)} of {amount(total)} were read; {changed}"
+
+
 @contextmanager
-def _bar(quiet: bool) -> Iterator[Callable[[int, int], None] | None]:
+def _bar(quiet: bool, reached: list[int]) -> Iterator[Callable[[int, int], None]]:
+    def note(done: int, total: int) -> None:
+        reached[:] = done, total
+
     if quiet or not console.is_terminal:
-        yield None
+        yield note
         return
     from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
 
     columns = (TextColumn("reading"), BarColumn(), DownloadColumn(binary_units=True), TransferSpeedColumn(), TimeRemainingColumn())
     with Progress(*columns, console=console, transient=True) as bar:
         task = bar.add_task("reading", total=None)
-        yield lambda done, total: bar.update(task, completed=done, total=total)
+
+        def update(done: int, total: int) -> None:
+            note(done, total)
+            bar.update(task, completed=done, total=total)
+
+        yield update
 
 
 @app.command("verify")
@@ -131,8 +148,15 @@ def _verify(
     """Read the whole store and name what is damaged, and whom it concerns. Exit code 1 if something is."""
     from dsec.environments import EnvironmentStore
 
-    with failures(as_json), _bar(as_json) as progress:
-        report = EnvironmentStore(state, run, store).verify(repair=repair, progress=progress)
+    reached = [0, 0]
+    report = from_store(
+        lambda told: EnvironmentStore(state, run, store).verify(repair=repair, progress=told),
+        as_json=as_json,
+        root=store_root(state, store),
+        left=lambda: _left_of_verify(repair, *reached),
+        long_calls=True,
+        progress=_bar(as_json, reached),
+    )
     if as_json:
         print_json(report)
     else:

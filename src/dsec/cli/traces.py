@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import msgspec
 import typer
 
-from dsec.cli.options import JsonOption, RunOption, StateOption, StoreOption, run_folder, state_folder
-from dsec.cli.output import amount, die, print_json, tell
-from libdsec.errors import DSecError, InvalidArgument, NotFound
+from dsec.cli.options import JsonOption, RunOption, StateOption, StoreOption, from_store, run_folder, state_folder, store_root
+from dsec.cli.output import amount, print_json, tell
+from libdsec.errors import InvalidArgument, NotFound
+
+if TYPE_CHECKING:
+    from dsec.environments.apart import Told
 
 __all__ = ["register"]
 
@@ -40,7 +43,7 @@ def _trace(
     from dsec.environments import EnvironmentStore
     from dsec.environments.traces import load_trace, record_trace, replay_trace, save_trace
 
-    try:
+    def work(_: Told) -> _Told:
         if record and replay:
             raise InvalidArgument("--record and --replay exclude each other", field="--record")
         environments = EnvironmentStore(state, run, store)
@@ -57,8 +60,9 @@ def _trace(
         told = _Told(layer=digest, reads=len(trace.reads), bytes=trace.bytes, of_bytes=whole)
         if replay:
             told.replayed_bytes = replay_trace(environments.access, trace)
-    except DSecError as error:
-        die(error, as_json=as_json)
+        return told
+
+    told = from_store(work, as_json=as_json, root=store_root(state, store), long_calls=replay)
     if as_json:
         print_json(told)
         return
