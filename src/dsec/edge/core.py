@@ -22,6 +22,7 @@ from dsec.edge.machine import Machine
 from dsec.edge.records import decode_sandbox, encode
 from dsec.edge.sandbox import Sandbox
 from dsec.edge.settings import EdgeSettings
+from dsec.edge.storereads import FailedReads
 from dsec.edge.storewatch import StoreWatch
 from dsec.edge.timers import Timers
 from dsec.trajectory import Journal
@@ -64,6 +65,7 @@ class Core:
         self.threads = ThreadPoolExecutor(4, thread_name_prefix="dsec-edge")
         self.slots = asyncio.Semaphore(settings.launches_at_once)
         self.store = StoreWatch(self)
+        self.failed_reads = FailedReads(self)
         self.draining = False
         self.counters: dict[str, int] = {
             "sandboxes_created": 0,

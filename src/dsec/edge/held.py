@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Callable
+import sys
+import time
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Coroutine
+from functools import partial
+from typing import Any, ParamSpec, TypeVar
 
 from dsec.backends.protocol import Attachment, FilesConversation, OutputChunk, StreamEnd
 from dsec.edge.core import Core
 from dsec.edge.sandbox import Sandbox
-from libdsec.errors import OutcomeUnknown
-from libdsec.schema import ExecResult
+from libdsec.errors import DSecError, OutcomeUnknown
+from libdsec.schema import ExecResult, FileStat
 
 __all__ = ["HeldAttachment", "HeldFiles"]
+
+P = ParamSpec("P")
+T = TypeVar("T")
 
 
 class _Hold:
@@ -86,25 +93,53 @@ class HeldAttachment:
 
 
 class HeldFiles:
-    """A FilesConversation."""
+    """A FilesConversation that tells a read which failed because the sandbox's store is lost from others.
+
+    Whoever reads an open file's bytes does that without it, and closes it while his failure passes: so its end looks at that, too.
+    """
 
     def __init__(self, core: Core, sandbox: Sandbox, inner: FilesConversation) -> None:
         self._hold = _Hold(core, sandbox)
+        self._explain = partial(core.failed_reads.explain, sandbox, time.time())
         self._inner = inner
-        self.stat = inner.stat
-        self.list = inner.list
-        self.open_read = inner.open_read
-        self.open_write = inner.open_write
-        self.commit = inner.commit
+        self.stat = self._explained(inner.stat)
+        self.open_read = self._explained(inner.open_read)
+        # These read, too: what is below is copied up before it is changed.
+        self.open_write = self._explained(inner.open_write)
+        self.commit = self._explained(inner.commit)
         self.abort = inner.abort
-        self.mkdir = inner.mkdir
-        self.move = inner.move
-        self.remove = inner.remove
-        self.set_attributes = inner.set_attributes
-        self.symlink = inner.symlink
+        self.mkdir = self._explained(inner.mkdir)
+        self.move = self._explained(inner.move)
+        self.remove = self._explained(inner.remove)
+        self.set_attributes = self._explained(inner.set_attributes)
+        self.symlink = self._explained(inner.symlink)
         self.watch = inner.watch
 
+    def _explained(self, call: Callable[P, Awaitable[T]]) -> Callable[P, Coroutine[Any, Any, T]]:
+        async def explained(*args: P.args, **kwargs: P.kwargs) -> T:
+            try:
+                return await call(*args, **kwargs)
+            except DSecError as error:
+                if (told := await self._explain(error)) is None:
+                    raise
+                raise told from error
+
+        return explained
+
+    async def list(self, path: str, *, recursive: bool = False) -> AsyncGenerator[FileStat, None]:
+        """See FilesConversation.list."""
+        try:
+            async for entry in self._inner.list(path, recursive=recursive):
+                yield entry
+        except DSecError as error:
+            if (told := await self._explain(error)) is None:
+                raise
+            raise told from error
+
     async def aclose(self) -> None:
-        """Close, and let the sandbox be idle."""
+        """Close, and let the sandbox be idle. SandboxFailed where that is what a failed read that passes means."""
+        passing = sys.exception()
         self._hold.release()
         await self._inner.aclose()
+        if isinstance(passing, OSError) and (told := await self._explain(passing)) is not None:
+            raise told from passing

@@ -22,6 +22,7 @@ from libdsec.errors import DSecError, SandboxFailed
 
 if TYPE_CHECKING:
     from dsec.edge.core import Core
+    from dsec.edge.sandbox import Sandbox
     from dsec.environments import ResolvedEnvironment
     from dsec.environments.blobcache import PackEvent, PackServerStatus
 
@@ -112,10 +113,14 @@ class StoreWatch:
         core = self._core
         owners = set(core.sandboxes) if loss.owners is None else loss.owners
         for owner in sorted(owners):
-            sandbox = core.sandboxes.get(owner)
-            if sandbox is not None and sandbox.status.state not in ("stopping", "stopped", "failed"):
-                log.warning("a sandbox lost its store", sandbox_id=owner, detail=loss.detail)
-                core.apply(sandbox, Lost("store-lost", loss.detail))
+            if (sandbox := core.sandboxes.get(owner)) is not None:
+                self.fail(sandbox, loss.detail)
+
+    def fail(self, sandbox: Sandbox, detail: str) -> None:
+        """The sandbox has lost its store. Nothing happens to one that is at its end already."""
+        if sandbox.status.state not in ("stopping", "stopped", "failed"):
+            log.warning("a sandbox lost its store", sandbox_id=sandbox.id, detail=detail)
+            self._core.apply(sandbox, Lost("store-lost", detail))
 
     def _look(self) -> list[_Loss]:
         if self._access.direct:
@@ -169,7 +174,7 @@ class StoreWatch:
             self._failing_since = None
             return []
         try:
-            flawed = within(SLOW_LOOK_SECONDS, "a look at its packs", lambda: self._flaws(uses))
+            flawed = within(SLOW_LOOK_SECONDS, "a look at its packs", lambda: self.flaws(uses))
         except (OSError, DSecError) as error:
             since = self._failing_since = self._failing_since or time.monotonic()
             if time.monotonic() - since < self._access.settings.patience_seconds:
@@ -178,7 +183,8 @@ class StoreWatch:
         self._failing_since = None
         return flawed
 
-    def _flaws(self, uses: dict[str, set[str]]) -> list[_Loss]:
+    def flaws(self, uses: dict[str, set[str]]) -> list[_Loss]:
+        """Packs of these layers, each with its owners, that became shorter. OSError or DSecError where the store cannot be asked."""
         layers = self._core.environments.layers
         # Its folder first: packs that cannot be seen because nothing is mounted there are not lost yet.
         layers.packs.folder.stat()
