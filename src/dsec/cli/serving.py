@@ -24,6 +24,7 @@ from dsec.cli.output import die, print_json, say
 from libdsec.errors import Conflict, Denied, DSecError, InvalidArgument
 
 if TYPE_CHECKING:
+    from dsec.edge.ending import Ending
     from dsec.environments import StoreSettings
 
 __all__ = ["register"]
@@ -32,6 +33,7 @@ SOCKET = "dsec.sock"
 STOP_SECONDS = 60
 MIN_CACHE_BYTES = 16 << 20
 DOWN_PATIENCE = 3.0
+UNMOUNT_SECONDS = 20.0
 SWITCH_SECONDS = 0.0005
 """How long a thread of ours waits at most for another that computes. While one takes a snapshot the sandbox's processes stand, and with
 Python's own 5 ms they would stand for as long as the event loop decodes a large request."""
@@ -181,9 +183,11 @@ async def _serve(
     token_file: Path | None,
     remove: bool,
     as_json: bool,
+    end: Ending,
 ) -> None:
     from dsec.apiserver import ApiServer
     from dsec.edge import build_edge
+    from dsec.environments.deadlines import within_async
 
     loop = asyncio.get_running_loop()
     ending = asyncio.Event()
@@ -211,9 +215,12 @@ async def _serve(
             await edge.stop_all()
     finally:
         left = edge.unremoved
+        end.renew()
         await edge.aclose()
         if left == 0:
-            _unmount_all(folders, scratch)
+            # A call that hangs may hold the node's lock.
+            with contextlib.suppress(TimeoutError):
+                await within_async(UNMOUNT_SECONDS, "unmount", lambda: _unmount_all(folders, scratch))
     if left and not as_json:
         say(f"dsec: {left} sandboxes go on; `dsec up` finds them again, `dsec down` ends them")
 
@@ -252,14 +259,18 @@ def _up(
     """
     import uvloop
 
-    try:
-        _need_root()
-        _log(log_level)
-        sys.setswitchinterval(SWITCH_SECONDS)
-        packs = _store_settings(store_way, store_cache, store_patience, store_verify)
-        uvloop.run(_serve(_Folders(state, run, store), scratch, packs, tcp, token_file, remove, as_json))
-    except DSecError as error:
-        die(error, as_json=as_json)
+    from dsec.edge.ending import Ending
+
+    end = Ending()
+    with end.process():
+        try:
+            _need_root()
+            _log(log_level)
+            sys.setswitchinterval(SWITCH_SECONDS)
+            packs = _store_settings(store_way, store_cache, store_patience, store_verify)
+            uvloop.run(end.after(_serve(_Folders(state, run, store), scratch, packs, tcp, token_file, remove, as_json, end)))
+        except DSecError as error:
+            die(error, as_json=as_json)
 
 
 def _holder(run: Path) -> int | None:

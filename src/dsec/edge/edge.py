@@ -7,10 +7,13 @@ import os
 import platform
 import re
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, AsyncExitStack
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
+from typing import Final
+
+import structlog
 
 from dsec.backends.protocol import Attachment, Backend, Channel, FilesConversation
 from dsec.edge import clock
@@ -29,6 +32,7 @@ from dsec.edge.sandbox import Sandbox
 from dsec.edge.sessions import Sessions
 from dsec.edge.settings import EdgeSettings
 from dsec.edge.sweep import Sweep
+from dsec.environments.deadlines import within_async
 from dsec.environments.environment import EnvironmentStore
 from dsec.trajectory import Journal
 from libdsec.errors import DSecError, InvalidArgument
@@ -53,7 +57,10 @@ from libdsec.schema import (
 
 __all__ = ["Edge"]
 
+log = structlog.get_logger("dsec.edge")
 _NAME = re.compile(r"[a-z0-9]{1,24}")
+LET_GO_SECONDS: Final = 3.0
+"""At the end, for what the store is told."""
 
 
 class Edge:
@@ -124,13 +131,22 @@ class Edge:
         self._started_at = time.time()
 
     async def aclose(self) -> None:
-        """Finish what is under way, write what is pending, let go. No sandbox ends."""
+        """Finish what is under way, write what is pending, let go. No sandbox ends. A store that is away is not waited for."""
         core = self._core
         if not self._open:
             return
         self._open = False
         core.draining = True
         core.timers.close()
+        try:
+            await self._finish()
+        finally:
+            await core.journal.aclose()
+            core.threads.shutdown(wait=False)
+            self._lock.release()
+
+    async def _finish(self) -> None:
+        core = self._core
         for task in self._sweeping:
             task.cancel()
         self._packs.interrupt()
@@ -140,13 +156,18 @@ class Edge:
             if sandbox.channel is not None:
                 await sandbox.channel.aclose()
         # Before the backends: the server of packs lives in their group of daemons.
-        await core.in_thread(core.environments.sweep_mounts, core.owners())
-        await core.in_thread(core.environments.close)
+        owners = core.owners()
+        await self._let_go("sweep mounts", lambda: core.environments.sweep_mounts(owners))
+        await self._let_go("close", core.environments.close)
         for backend in core.backends.values():
             await backend.aclose()
-        await core.journal.aclose()
-        core.threads.shutdown(wait=False)
-        self._lock.release()
+
+    async def _let_go(self, what: str, action: Callable[[], object]) -> None:
+        """In a thread of its own, as the pool's may all hang in the store. What is not done in time the next start or end does."""
+        try:
+            await within_async(LET_GO_SECONDS, what, action)
+        except TimeoutError as error:
+            log.warning("the store is not waited for at the end", what=what, error=str(error))
 
     async def node_info(self) -> NodeInfo:
         """What this node is and can do."""
