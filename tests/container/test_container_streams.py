@@ -48,6 +48,28 @@ async def test_attaching_later_continues_at_an_offset(box):
     await attachment.aclose()
 
 
+async def test_the_output_of_a_held_start_waits_for_its_reader(box):
+    """A program writes more than is kept before its starter's next request can arrive: nothing of it is dropped."""
+    await box.channel.start("op-s", ExecRequest(shell="head -c 20000000 /dev/zero"), held=True)
+    await asyncio.sleep(0.5)
+    streams, _, result = await gather(await box.channel.attach("op-s"))
+    assert len(streams[1]) == 20000000
+    assert result.exit_code == 0
+
+
+async def test_a_held_start_that_nobody_reads_goes_on_after_a_moment(box, monkeypatch):
+    monkeypatch.setattr("dsec.backends.container.channel.HELD_START_SECONDS", 0.2)
+    await box.channel.start("op-s", ExecRequest(shell="head -c 20000000 /dev/zero; touch /tmp/done"), held=True)
+
+    async def done():
+        return (await box.sh("test -e /tmp/done")).exit_code == 0
+
+    assert not await done()
+    async with asyncio.timeout(10):
+        while not await done():
+            await asyncio.sleep(0.05)
+
+
 async def test_attaching_to_an_unknown_command_is_not_found(box):
     with pytest.raises(NotFound):
         await box.channel.attach("op-none")
