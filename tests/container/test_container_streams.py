@@ -48,9 +48,8 @@ async def test_attaching_later_continues_at_an_offset(box):
     await attachment.aclose()
 
 
-async def test_the_output_of_a_held_start_waits_for_its_reader(box, monkeypatch):
+async def test_the_output_of_a_held_start_waits_for_its_reader(box):
     """A program writes more than is kept before its starter's next request can arrive: nothing of it is dropped."""
-    monkeypatch.setattr("dsec.backends.container.channel.HELD_START_SECONDS", 60.0)
     await box.channel.start("op-s", ExecRequest(shell="head -c 20000000 /dev/zero"), held=True)
     await asyncio.sleep(0.5)
     streams, _, result = await gather(await box.channel.attach("op-s"))

@@ -47,7 +47,6 @@ class ContainerChannel:
         self._watch = watch
         self._open: weakref.WeakSet[Conversation] = weakref.WeakSet()
         self._results: dict[str, CommandConversation] = {}
-        self._held_starts: dict[str, RequestConversation] = {}
         self._closed = False
 
     @property
@@ -129,8 +128,7 @@ class ContainerChannel:
         if held:
             # What the program writes waits for a reader with credit, for as long as there is one at all: this is the one.
             fields, conversation = await self._asked(wire.EXEC, payload, wire.STARTED)
-            self._held_starts[op_id] = conversation
-            self._loop.call_later(HELD_START_SECONDS, self._let_go, op_id)
+            self._loop.call_later(HELD_START_SECONDS, conversation.close)
         else:
             fields = await self._ask(wire.EXEC, payload, wire.STARTED)
         return started_session(op_id, "command", fields, background=request.background)
@@ -162,15 +160,9 @@ class ContainerChannel:
             except BaseException:
                 attachment.close()
                 raise
-            self._let_go(op_id)
             return attachment
 
         return await _twice(attach)
-
-    def _let_go(self, op_id: str) -> None:
-        held = self._held_starts.pop(op_id, None)
-        if held is not None:
-            held.close()
 
     async def wait(self, op_id: str, *, session_id: str | None = None) -> ExecResult:
         payload = encode_fields(
