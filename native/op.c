@@ -214,7 +214,7 @@ void op_push(struct op *op) {
 static uint64_t oldest_unsent(const struct op *op, int s) {
     uint64_t oldest = op->held_until ? op->held_offset[s] : UINT64_MAX;
     for (const struct reader *r = op->readers; r; r = r->next)
-        if (r->live && !r->dead && r->offset[s] < oldest)
+        if (r->live && r->offset[s] < oldest) /* of the dead too: until the sweep it is theirs that another takes over */
             oldest = r->offset[s];
     return oldest;
 }
@@ -259,6 +259,14 @@ void op_append(struct op *op, int stream, const void *data, size_t size) {
     }
 }
 
+/* Then nothing has to be held for whoever takes its place: another reader needs all that it needed. */
+static bool another_needs_it(const struct op *op, const struct reader *gone) {
+    for (const struct reader *r = op->readers; r; r = r->next)
+        if (r != gone && r->live && !r->dead && r->offset[0] <= gone->offset[0] && r->offset[1] <= gone->offset[1])
+            return true;
+    return false;
+}
+
 void op_sweep(struct op *op, int64_t now, int64_t hold_ns) {
     if (op->held_until && now >= op->held_until)
         op->held_until = 0;
@@ -266,7 +274,7 @@ void op_sweep(struct op *op, int64_t now, int64_t hold_ns) {
         next = r->next;
         if (!r->dead)
             continue;
-        if (r->live && !op->ended) {
+        if (r->live && !op->ended && !another_needs_it(op, r)) {
             for (int s = 0; s < 2; s++)
                 if (!op->held_until || r->offset[s] < op->held_offset[s])
                     op->held_offset[s] = r->offset[s];

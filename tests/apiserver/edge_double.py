@@ -179,7 +179,7 @@ class EdgeDouble:
             self.execs_abandoned += 1
             raise
 
-    async def start(self, sandbox_id: str, request: ExecRequest, *, held: bool = False) -> ProcessInfo:
+    async def start(self, sandbox_id: str, request: ExecRequest) -> ProcessInfo:
         process = self._begin(sandbox_id, request)
         await process.ready.wait()
         return self._process_info(sandbox_id, process)

@@ -88,7 +88,7 @@ class DoubleChannel:
         self._begin(op_id, request.shell or " ".join(request.argv or []), request, background=request.background)
         return await self._wait(op_id)
 
-    async def start(self, op_id: str, request: ExecRequest, *, held: bool = False) -> LiveSession:
+    async def start(self, op_id: str, request: ExecRequest) -> LiveSession:
         self._begin(op_id, request.shell or " ".join(request.argv or []), request, background=request.background)
         return LiveSession(op_id, "command", True, 42, time.time(), request.background)
 

@@ -312,12 +312,9 @@ class Edge:
         """
         return await self._operations.exec(sandbox_id, request)
 
-    async def start(self, sandbox_id: str, request: ExecRequest, *, held: bool = False) -> ProcessInfo:
-        """Start a command and return when it runs. Repeating an op id gives the first one's process.
-
-        With `held` its output waits for an `attach` that follows at once.
-        """
-        return await self._operations.start(sandbox_id, request, held)
+    async def start(self, sandbox_id: str, request: ExecRequest) -> ProcessInfo:
+        """Start a command and return when it runs. Repeating an op id gives the first one's process."""
+        return await self._operations.start(sandbox_id, request)
 
     async def processes(self, sandbox_id: str) -> Sequence[ProcessInfo]:
         """All operations on record, ended ones first, then in the order of their requests."""

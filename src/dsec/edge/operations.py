@@ -80,7 +80,7 @@ class Operations:
             raise self._core.ended(sandbox, ran="ran")
         return result
 
-    async def start(self, sandbox_id: str, request: ExecRequest, held: bool) -> ProcessInfo:
+    async def start(self, sandbox_id: str, request: ExecRequest) -> ProcessInfo:
         """See Edge.start."""
         check_exec(request)
         core = self._core
@@ -94,11 +94,11 @@ class Operations:
         channel = sandbox.channel
         if sandbox.machine.status.state != "running" or channel is None:
             await core.usable(sandbox)
-            return await self.start(sandbox_id, request, held)
+            return await self.start(sandbox_id, request)
         op = self.begin(sandbox, request.op_id or new_op_id(), blob, background=request.background)
         op.attended = True
         try:
-            live = await channel.start(op.op_id, request, held=held)
+            live = await channel.start(op.op_id, request)
         except DSecError as error:
             raise await self.broken(sandbox, op, error) from error
         except BaseException:

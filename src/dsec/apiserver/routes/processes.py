@@ -44,7 +44,7 @@ async def start_process(
     """Start a command and answer at once. For `hold` seconds its output waits for a stream to be opened, and none is dropped."""
     execs = metrics_of(request).execs
     try:
-        started = await edge_of(request).start(sandbox_id, data, held=hold > 0)
+        started = await edge_of(request).start(sandbox_id, data)
     except DSecError as error:
         execs.labels(error.code).inc()
         raise

@@ -32,8 +32,6 @@ from libdsec.schema import ExecRequest, ExecResult, SessionRequest, SessionRunRe
 __all__ = ["ContainerChannel"]
 
 HELD_RESULTS: Final = 64
-HELD_START_SECONDS: Final = 2.0
-"""How long the output of a command that was started waits for who is about to read it."""
 
 T = TypeVar("T")
 
@@ -65,21 +63,14 @@ class ContainerChannel:
         return conversation
 
     async def _ask(self, kind: int, payload: bytes, expect: int = wire.OK) -> Fields:
-        fields, conversation = await self._asked(kind, payload, expect)
-        conversation.close()
-        return fields
-
-    async def _asked(self, kind: int, payload: bytes, expect: int) -> tuple[Fields, RequestConversation]:
-        """The answer, and the conversation, which goes on."""
         conversation = await self._request(kind, payload)
         try:
             answer = await conversation.next()
-            if answer[0] != expect:
-                raise MalformedFrame(f"aether answered kind {kind} with kind {answer[0]}, not {expect}")
-        except BaseException:
+        finally:
             conversation.close()
-            raise
-        return Fields(answer[2]), conversation
+        if answer[0] != expect:
+            raise MalformedFrame(f"aether answered kind {kind} with kind {answer[0]}, not {expect}")
+        return Fields(answer[2])
 
     async def _command(
         self,
@@ -119,18 +110,12 @@ class ContainerChannel:
         stdin = request.stdin if request.stdin is not None and len(request.stdin) > INLINE_STDIN else None
         return await self._command(wire.EXEC, payload, op_id, limit_seconds=limit, stdin=stdin)
 
-    async def start(self, op_id: str, request: ExecRequest, *, held: bool = False) -> LiveSession:
+    async def start(self, op_id: str, request: ExecRequest) -> LiveSession:
         if request.stdin is not None and len(request.stdin) > INLINE_STDIN:
             raise InvalidArgument(
                 f"stdin of a started command is at most {INLINE_STDIN} bytes; open stdin and write the rest", field="stdin"
             )
-        payload = exec_payload(op_id, request, live=True, credit=0)
-        if held:
-            # What the program writes waits for a reader with credit, for as long as there is one at all: this is the one.
-            fields, conversation = await self._asked(wire.EXEC, payload, wire.STARTED)
-            self._loop.call_later(HELD_START_SECONDS, conversation.close)
-        else:
-            fields = await self._ask(wire.EXEC, payload, wire.STARTED)
+        fields = await self._ask(wire.EXEC, exec_payload(op_id, request, live=True, credit=0), wire.STARTED)
         return started_session(op_id, "command", fields, background=request.background)
 
     async def attach(
