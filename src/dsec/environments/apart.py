@@ -76,9 +76,10 @@ class Apart(Generic[T]):
         With `long_calls` the work has some that a living store may take its time for. Reading and writing may take any time in all, and so
         may tools that the work runs, as long as the store answers.
         """
-        silence = _Silence(self._patience)
+        silence, looked = _Silence(self._patience), False
         while True:
-            if self._reports.poll(_LOOK_SECONDS):
+            # What has been reported and not yet heard may be that the store answers, or the end: all of it is heard before a judgement.
+            if self._reports.poll(0.0 if looked else _LOOK_SECONDS):
                 try:
                     report, *values = self._reports.recv()
                 except EOFError:
@@ -94,11 +95,12 @@ class Apart(Generic[T]):
                         self._signs.besides = values
                     case "answered":
                         silence.answered()
+            elif looked:
+                silence.judge(alone=not self._signs.has_children(), calls=LONG if long_calls else 1)
+                looked = False
             if silence.due():
                 silence.look(*self._signs.look())
-                # what has been reported and not yet heard may be that it answers, or the end
-                if not self._reports.poll():
-                    silence.judge(alone=not self._signs.has_children(), calls=LONG if long_calls else 1)
+                looked = True
 
     def _died(self) -> BaseException:
         _, status = os.waitpid(self.pid, 0)
