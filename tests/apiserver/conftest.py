@@ -12,6 +12,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 from edge_double import EdgeDouble
 
 from dsec.apiserver import ApiServer
+from dsec.apiserver.shortcut import Shortcut
 
 
 @dataclass
@@ -41,3 +42,28 @@ async def http(served):
     """A bare HTTP client of the server."""
     async with aiohttp.ClientSession("http://dsec", connector=aiohttp.UnixConnector(str(served.path))) as session:
         yield session
+
+
+@pytest.fixture
+def ways(monkeypatch):
+    """The paths of requests, by the way that they took: "short" or "ordinary"."""
+    taken = {"short": [], "ordinary": []}
+    route = Shortcut._route
+
+    def noting(self, scope):
+        found = route(self, scope)
+        taken["ordinary" if found is None else "short"].append(scope["path"])
+        return found
+
+    monkeypatch.setattr(Shortcut, "_route", noting)
+    return taken
+
+
+@pytest.fixture
+def short(ways):
+    return ways["short"]
+
+
+@pytest.fixture
+def ordinary(ways):
+    return ways["ordinary"]

@@ -43,6 +43,16 @@ async def listening(app, path):
         await made.aclose(0.2)
 
 
+@contextlib.asynccontextmanager
+async def asked(path, request):
+    """A client that has sent `request` and takes little of the answer."""
+    reader, writer = await asyncio.open_unix_connection(str(path), limit=1024)
+    writer.write(request)
+    yield reader
+    writer.transport.abort()
+    await asyncio.sleep(0.05)
+
+
 async def answer(send, body=b"ok"):
     await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"%d" % len(body))]})
     await send({"type": "http.response.body", "body": body, "more_body": False})
@@ -65,14 +75,9 @@ def test_small_pieces_of_a_stream_wait_for_a_client_that_does_not_read(factory, 
         await send({"type": "http.response.body", "body": b"", "more_body": False})
 
     async def main():
-        async with listening(app, tmp_path / "s"):
-            _reader, writer = await asyncio.open_unix_connection(str(tmp_path / "s"), limit=1024)
-            writer.write(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")
+        async with listening(app, tmp_path / "s"), asked(tmp_path / "s", b"GET / HTTP/1.1\r\nHost: x\r\n\r\n"):
             await asyncio.sleep(0.3)
-            seen = taken
-            writer.transport.abort()
-            await asyncio.sleep(0.05)
-            return seen
+            return taken
 
     assert run(factory, main) < 4 << 20
 
@@ -128,18 +133,14 @@ def test_small_messages_of_a_websocket_wait_for_a_client_that_does_not_read(fact
             taken += 8192
 
     async def main():
-        async with listening(app, tmp_path / "s"):
-            reader, writer = await asyncio.open_unix_connection(str(tmp_path / "s"), limit=1024)
-            writer.write(
-                b"GET / HTTP/1.1\r\nHost: x\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n"
-                b"Sec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\nSec-WebSocket-Version: 13\r\n\r\n"
-            )
+        request = (
+            b"GET / HTTP/1.1\r\nHost: x\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n"
+            b"Sec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\nSec-WebSocket-Version: 13\r\n\r\n"
+        )
+        async with listening(app, tmp_path / "s"), asked(tmp_path / "s", request) as reader:
             assert (await reader.readline()).startswith(b"HTTP/1.1 101")
             await asyncio.sleep(0.3)
-            seen = taken
-            writer.transport.abort()
-            await asyncio.sleep(0.05)
-            return seen
+            return taken
 
     assert run(factory, main) < 4 << 20
 

@@ -7,7 +7,6 @@ import re
 import msgspec
 import pytest
 
-from dsec.apiserver.shortcut import Shortcut
 from libdsec import DSecClient, DSecContainerRunArgs
 
 MESSAGEPACK = "application/vnd.msgpack"
@@ -18,22 +17,6 @@ EXEC = {"argv": ["sh", "-c", "echo out; echo err >&2; exit 3"], "op_id": "op-1"}
 async def sandbox(served):
     async with DSecClient(served.url) as client, await client.run_container(DSecContainerRunArgs(container_image="debian")) as made:
         yield made
-
-
-@pytest.fixture
-def ordinary(monkeypatch):
-    """How many requests took the ordinary way."""
-    taken = []
-    route = Shortcut._route
-
-    def counting(self, scope):
-        found = route(self, scope)
-        if found is None:
-            taken.append(scope["path"])
-        return found
-
-    monkeypatch.setattr(Shortcut, "_route", counting)
-    return taken
 
 
 async def both(http, ordinary, method, path, **options):

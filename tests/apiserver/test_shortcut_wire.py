@@ -9,25 +9,7 @@ import msgspec
 import pytest
 from polling import until
 
-from dsec.apiserver.shortcut import Shortcut
-
 CREATE = msgspec.json.encode({"args": {"container_image": "debian"}})
-
-
-@pytest.fixture
-def short(monkeypatch):
-    """How many requests took the shortcut."""
-    taken = []
-    route = Shortcut._route
-
-    def counting(self, scope):
-        found = route(self, scope)
-        if found is not None:
-            taken.append(scope["path"])
-        return found
-
-    monkeypatch.setattr(Shortcut, "_route", counting)
-    return taken
 
 
 async def ask(served, data):

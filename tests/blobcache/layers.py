@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import shutil
 import subprocess
 import sys
 import time
@@ -106,3 +107,14 @@ def environments_at(state: Path, run: Path, store: Path, **settings: object) -> 
     finally:
         environments.sweep_mounts([])
         environments.close()
+
+
+def store_of_roots(places, rootfs: Path, folder: Path, names: tuple[str, ...], furnish: Callable[[Path], None]) -> SlowStore:
+    """A slow store below `folder` with an environment for each name: a copy of `rootfs` to which `furnish` adds what is its own."""
+    builder = EnvironmentStore(places.state / "builder", places.run / "builder", folder / "store")
+    for name in names:
+        root = folder / name
+        shutil.copytree(rootfs, root, symlinks=True)
+        furnish(root)
+        make_layer(builder, name, root)
+    return SlowStore(folder / "store", folder / "seen", folder / "reads")

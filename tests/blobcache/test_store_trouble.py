@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import os
-import shutil
 import signal
 import time
 from pathlib import Path
 
 import pytest
-from layers import SlowStore, make_layer
+from layers import store_of_roots
 
 from dsec.environments import EnvironmentStore
 from libdsec import DSecClient, DSecContainerRunArgs, DSecError, SandboxFailed
@@ -27,14 +26,12 @@ def wanted(name="tiny"):
 @pytest.fixture
 def store(state_run, tiny_rootfs, tmp_path):
     """Two environments that share nothing big: `tiny`, and `other`, which no node has seen yet."""
-    builder = EnvironmentStore(state_run.state / "builder", state_run.run / "builder", tmp_path / "store")
-    for name in ("tiny", "other"):
-        root = tmp_path / name
-        shutil.copytree(tiny_rootfs, root, symlinks=True)
+
+    def furnish(root):
         for number in range(3):
             (root / f"data{number}").write_bytes(os.urandom(4 * MIB))
-        make_layer(builder, name, root)
-    store = SlowStore(tmp_path / "store", tmp_path / "seen", tmp_path / "reads")
+
+    store = store_of_roots(state_run, tiny_rootfs, tmp_path, ("tiny", "other"), furnish)
     yield store
     store.close()
 

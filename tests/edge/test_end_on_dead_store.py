@@ -5,21 +5,14 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-import shutil
 import signal
 import sqlite3
-import sys
 import time
 from pathlib import Path
 
 import pytest
+from layers import store_of_roots
 
-# modules beside the tests are not importable under importlib mode
-sys.path.insert(0, str(Path(__file__).parent.parent / "blobcache"))
-
-from layers import SlowStore, make_layer
-
-from dsec.environments import EnvironmentStore
 from libdsec import DSecClient, DSecContainerRunArgs, DSecError
 
 pytestmark = [pytest.mark.root, pytest.mark.slow]
@@ -33,13 +26,10 @@ def wanted(name="tiny"):
 
 @pytest.fixture
 def store(state_run, tiny_rootfs, tmp_path):
-    builder = EnvironmentStore(state_run.state / "builder", state_run.run / "builder", tmp_path / "store")
-    for name in ("tiny", "other"):
-        root = tmp_path / name
-        shutil.copytree(tiny_rootfs, root, symlinks=True)
+    def furnish(root):
         (root / "data").write_bytes(os.urandom(4 * MIB))
-        make_layer(builder, name, root)
-    store = SlowStore(tmp_path / "store", tmp_path / "seen", tmp_path / "reads")
+
+    store = store_of_roots(state_run, tiny_rootfs, tmp_path, ("tiny", "other"), furnish)
     yield store
     store.process.send_signal(signal.SIGCONT)
     store.close()

@@ -5,18 +5,11 @@ from __future__ import annotations
 import asyncio
 import errno
 import os
-import shutil
-import sys
 import time
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-
-# modules beside the tests are not importable under importlib mode
-sys.path.insert(0, str(Path(__file__).parent.parent / "blobcache"))
-
-from layers import SlowStore, make_layer
+from layers import store_of_roots
 
 from dsec.edge import build_edge
 from dsec.environments import EnvironmentStore, ScratchStore, StoreSettings
@@ -32,18 +25,15 @@ APART = DSecContainerRunArgs(container_image="apart", memory_limit_mb=256, disk_
 
 @pytest.fixture
 def store(state_run, tiny_rootfs, tmp_path):
-    builder = EnvironmentStore(state_run.state / "builder", state_run.run / "builder", tmp_path / "store")
-    for name in ("tiny", "apart"):
-        root = tmp_path / name
-        shutil.copytree(tiny_rootfs, root, symlinks=True)
+    def furnish(root):
         # it differs, so that they share no pack
         shell = root / "bin/busybox"
-        shell.write_bytes(shell.read_bytes() + name.encode())
+        shell.write_bytes(shell.read_bytes() + root.name.encode())
         (root / "folder").mkdir()
         for file in ("data0", "data1", "folder/data2"):
             (root / file).write_bytes(os.urandom(4 * MIB))
-        make_layer(builder, name, root)
-    store = SlowStore(tmp_path / "store", tmp_path / "seen", tmp_path / "reads")
+
+    store = store_of_roots(state_run, tiny_rootfs, tmp_path, ("tiny", "apart"), furnish)
     yield store
     store.close()
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
 import secrets
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from io import RawIOBase
 from pathlib import Path
+from typing import BinaryIO
 
 from dsec.environments.manifest import FileDigest
 
@@ -35,19 +37,28 @@ def sync_file(path: Path) -> None:
         os.close(fd)
 
 
-def write_durably(path: Path, data: bytes, *, aside: Path) -> None:
-    """Replace `path` by `data`, written first in the folder `aside` of the same file system: a leased one, which a sweep removes."""
+@contextlib.contextmanager
+def _replacing(path: Path, aside: Path, *, durable: bool) -> Iterator[BinaryIO]:
+    """A file that takes the place of `path` when the block ends well; else nothing of it stays."""
     fresh = aside / f"{path.name}.{secrets.token_hex(4)}"
     try:
         with fresh.open("xb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
+            yield file
+            if durable:
+                file.flush()
+                os.fsync(file.fileno())
         fresh.rename(path)
     except BaseException:
         fresh.unlink(missing_ok=True)
         raise
-    sync_folder(path.parent)
+    if durable:
+        sync_folder(path.parent)
+
+
+def write_durably(path: Path, data: bytes, *, aside: Path) -> None:
+    """Replace `path` by `data`, written first in the folder `aside` of the same file system: a leased one, which a sweep removes."""
+    with _replacing(path, aside, durable=True) as file:
+        file.write(data)
 
 
 def digest_file(path: Path, progress: Callable[[int], None] | None = None) -> FileDigest:
@@ -68,29 +79,17 @@ def copy_verified(source: Path, target: Path, expected: FileDigest, *, aside: Pa
 
     What is verified at each use and can be had again need not be `durable`: that is several times quicker.
     """
-    fresh = aside / f"{target.name}.{secrets.token_hex(4)}"
-    try:
-        with source.open("rb", buffering=0) as file, fresh.open("xb", buffering=0) as copy:
-            if _copied(file, copy, expected.size) != expected:
-                raise ValueError(f"{source.name} is not what its digest says")
-            if durable:
-                os.fsync(copy.fileno())
-        fresh.rename(target)
-    except BaseException:
-        fresh.unlink(missing_ok=True)
-        raise
-    if durable:
-        sync_folder(target.parent)
+    with source.open("rb", buffering=0) as file, _replacing(target, aside, durable=durable) as copy:
+        if _copied(file, copy, expected.size) != expected:
+            raise ValueError(f"{source.name} is not what its digest says")
 
 
-def _copied(source: RawIOBase, target: RawIOBase, size: int) -> FileDigest:
+def _copied(source: RawIOBase, target: BinaryIO, size: int) -> FileDigest:
     """Through a buffer that stays in the processor's cache, and not far beyond `size` bytes."""
     digest, copied = hashlib.sha256(), 0
     buffer = memoryview(bytearray(_CHUNK))
     while copied <= size and (count := source.readinto(buffer)):
         digest.update(buffer[:count])
         copied += count
-        left = buffer[:count]
-        while left:
-            left = left[target.write(left) or 0 :]
+        target.write(buffer[:count])
     return FileDigest(sha256=digest.hexdigest(), size=copied)
