@@ -48,7 +48,8 @@ struct aether {
     int session_count, spare_count, starting_count;
     int *helpers; /* pids of files and connect processes */
     int helper_count, helper_cap;
-    bool dead; /* init is gone */
+    bool dead;       /* init is gone */
+    char room[1536]; /* what stays of the spec */
 };
 
 static void watch(struct aether *a, struct node *n, uint32_t events) {
@@ -544,9 +545,25 @@ static void handle(struct aether *a, struct node *n) {
     }
 }
 
-static void serve(struct aether *a) {
+#define PAGE        4096UL
+#define STACK_BYTES 65536UL /* nothing of ours goes deeper */
+#define STACK_SPARE 128UL   /* what waiting takes */
+
+/* Most of thousands of aethers only wait: what a birth or a command dirtied, and nothing needs any more, goes back. */
+__attribute__((noinline)) static void memory_settle(void) {
+    const unsigned long here = (unsigned long)__builtin_frame_address(0), end = (here - STACK_SPARE) & ~(PAGE - 1);
+    malloc_trim(0);
+    madvise((void *)(end - STACK_BYTES), STACK_BYTES, MADV_DONTNEED);
+}
+
+_Noreturn static void serve(struct aether *a) {
     struct epoll_event e;
+    bool settled = false;
     for (;;) {
+        const bool idle = !a->spares && !a->sessions && !a->strangers && !a->helper_count;
+        if (idle && !settled)
+            memory_settle();
+        settled = idle;
         /* One at a time: handling one may free another. */
         int n = epoll_wait(a->epoll, &e, 1, a->spares || a->starting_count ? 1000 : a->strangers ? 10000 : -1);
         if (n == 1)
@@ -581,24 +598,13 @@ static int floor_of(const struct aether *a) {
     return highest + 1;
 }
 
-#define PAGE        4096UL
-#define STACK_BYTES 65536UL /* a birth goes no deeper */
-
-/* Most of thousands of aethers only wait: what the birth dirtied, and nothing needs any more, goes back. */
-static void memory_settle(struct aether *a) {
-    char here;
-    const unsigned long below = ((unsigned long)&here & ~(PAGE - 1)) - PAGE;
-    spec_settle(&a->s.spec);
-    malloc_trim(0);
-    madvise((void *)(below - STACK_BYTES), STACK_BYTES, MADV_DONTNEED);
-}
-
 _Noreturn void aether_main(const struct host *h, struct inbox *in, struct frame *launch, int birth, struct ahead ahead) {
     static struct aether a;
     struct trouble t = {0};
     struct out o = {0};
     sigset_t child;
-    a.s = (struct sandbox){.host = h,
+    a.s = (struct sandbox){.spec.known = h->filter,
+                           .host = h,
                            .ahead = ahead,
                            .birth = birth,
                            .listener = -1,
@@ -630,19 +636,19 @@ _Noreturn void aether_main(const struct host *h, struct inbox *in, struct frame 
     watch(&a, &a.listener, EPOLLIN);
     watch(&a, &a.children, EPOLLIN);
     a.floor = floor_of(&a);
-    node_add(&a, &a.watchers, WATCHER, birth, EPOLLIN);
     ready_frame(&a, &o);
     if (send_out(birth, &o, -1) < 0)
         stop(&a, -1);
     out_free(&o);
+    /* Before anything that stays is allocated behind it. */
+    inbox_free(in);
+    spec_settle(&a.s.spec, a.room, sizeof a.room);
+    node_add(&a, &a.watchers, WATCHER, birth, EPOLLIN);
     children_reap(&a);
     /* The first command comes soon, mostly: while READY is on its way, its chronus is made. In a burst that would only keep others waiting.
      */
     struct node *first = h->burst ? NULL : chronus_fork(&a, -1, NULL);
     if (first)
         spare_keep(&a, first);
-    inbox_free(in);
-    memory_settle(&a);
     serve(&a);
-    _exit(0);
 }

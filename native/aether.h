@@ -24,9 +24,12 @@ struct host {
     char *cpuinfo; /* /proc/cpuinfo as read at start */
     char *argv_at; /* where the kernel reads the command line from */
     size_t argv_len;
+    char title[32];
     bool burst; /* this launch is one of many in a row */
+    int64_t last_launch;
     struct ahead ahead[AHEAD];
     int ahead_count;
+    struct filter *filter;
 };
 
 struct sandbox {
@@ -91,6 +94,11 @@ int ahead_enter(const struct ahead *one);
 /* bare.c */
 /* Reaps whatever is left to it, for ever. All signals are blocked and no descriptor is open. */
 _Noreturn void init_loop(void);
+
+/* lean.c */
+/* Runs it on a stack beside our data, with all above the heap unmapped, and exits: 0, or 1 where it returns less than 0. No time() or
+ * clock_gettime() of the C library from then on, and nothing kept that points into the environment or the arguments. */
+_Noreturn void lean_run(struct host *h, int (*run)(struct host *));
 
 /* born.c */
 int sandbox_start(struct sandbox *s, struct trouble *t);

@@ -85,7 +85,8 @@ int cgroups_make_next(struct sandbox *s, int *at, struct trouble *t) {
 int cgroups_join(const struct sandbox *s, struct trouble *t) {
     for (int i = 0; i < s->join_count; i++)
         if (write(s->joins[i], "0", 1) != 1)
-            return fail(t, "internal", NULL, -1, "cannot join %s", s->spec.cgroup_joins.items[i]);
+            return fail(t, "internal", NULL, -1, "cannot join %s",
+                        i < s->spec.cgroup_joins.count ? s->spec.cgroup_joins.items[i] : "one of the sandbox's groups");
     return 0;
 }
 

@@ -112,7 +112,7 @@ int enter_sandbox(const struct sandbox *s, const struct user *u, bool filter, st
     if (capabilities_bound(s->spec.caps) < 0)
         return fail(t, "internal", NULL, -1, "cannot bound the capabilities");
     if (filter && s->spec.seccomp) {
-        struct sock_fprog program = {.len = (unsigned short)s->spec.seccomp_count, .filter = s->spec.seccomp};
+        struct sock_fprog program = {.len = (unsigned short)s->spec.seccomp_count, .filter = (struct sock_filter *)s->spec.seccomp};
         if (syscall(SYS_seccomp, SECCOMP_SET_MODE_FILTER, 0, &program) < 0)
             return fail(t, "internal", NULL, -1, "cannot install the system call filter");
     }

@@ -53,6 +53,7 @@ struct conversation {
     struct write writes[MAX_OPEN_WRITES];
     struct out out;
     char walk[16384 + 256], target[4096];
+    struct stat st; /* of the entry that is listed: not on the stack, where each folder in a folder would have one */
 };
 
 /* An open file of ours, by its name in the host's /proc: for calls that need a path but must not resolve one again. */
@@ -118,10 +119,9 @@ static int list_dir(struct conversation *c, int dirfd, size_t length, const stru
         return fail_errno(t, "path", c->walk, "list");
     }
     while (rc == 0 && (e = readdir(d))) {
-        struct stat st;
         if (strcmp(e->d_name, ".") == 0 || strcmp(e->d_name, "..") == 0)
             continue;
-        if (fstatat(dirfd, e->d_name, &st, AT_SYMLINK_NOFOLLOW) < 0)
+        if (fstatat(dirfd, e->d_name, &c->st, AT_SYMLINK_NOFOLLOW) < 0)
             continue; /* it went while we looked */
         int n = snprintf(c->walk + length, sizeof c->walk - length, "%s%s", length > 1 ? "/" : "", e->d_name);
         if (n < 0 || (size_t)n >= sizeof c->walk - length) {
@@ -129,15 +129,15 @@ static int list_dir(struct conversation *c, int dirfd, size_t length, const stru
             rc = fail_errno(t, "path", j->path, "list all below");
             break;
         }
-        ssize_t to = S_ISLNK(st.st_mode) ? readlinkat(dirfd, e->d_name, c->target, sizeof c->target - 1) : -1;
+        ssize_t to = S_ISLNK(c->st.st_mode) ? readlinkat(dirfd, e->d_name, c->target, sizeof c->target - 1) : -1;
         if (to >= 0)
             c->target[to] = 0;
         size_t at = out_nest(&c->out, T_ENTRY);
-        out_stat(&c->out, c->walk, &st, to >= 0 ? c->target : NULL);
+        out_stat(&c->out, c->walk, &c->st, to >= 0 ? c->target : NULL);
         out_unnest(&c->out, at);
         if (c->out.len > LIST_BATCH)
             list_flush(c, false);
-        if (!S_ISDIR(st.st_mode) || !(j->flags & RECURSIVE))
+        if (!S_ISDIR(c->st.st_mode) || !(j->flags & RECURSIVE))
             continue;
         int sub = openat(dirfd, e->d_name, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
         if (sub >= 0 && depth >= MAX_DEPTH) {

@@ -265,7 +265,8 @@ int send_ok(int sock) {
 
 int64_t now_ns(int clock) {
     struct timespec t;
-    clock_gettime(clock, &t);
+    /* Not the C library's way, which is by the vdso: see lean.c. */
+    syscall(SYS_clock_gettime, clock, &t);
     return (int64_t)t.tv_sec * 1000000000 + t.tv_nsec;
 }
 

@@ -101,9 +101,7 @@ static char *read_all(int fd) {
     return text;
 }
 
-static int host_open_all(struct host *h) {
-    if ((h->root = open("/", O_PATH | O_DIRECTORY | O_CLOEXEC)) < 0 || (h->proc = open("/proc", O_PATH | O_DIRECTORY | O_CLOEXEC)) < 0)
-        return die("cannot open / and /proc");
+static int host_look(struct host *h) {
     int cpuinfo = openat(h->proc, "cpuinfo", O_RDONLY | O_CLOEXEC);
     if (cpuinfo < 0 || !(h->cpuinfo = read_all(cpuinfo)))
         return die("cannot read /proc/cpuinfo");
@@ -143,11 +141,11 @@ static void standard_streams_close(void) {
 #define PERIOD_MS 1000    /* to the next try, where that failed */
 
 static void launch(struct host *h, struct inbox *in, struct frame *f, const int *fds, int count) {
-    static int64_t last;
     int64_t now = now_ns(CLOCK_MONOTONIC);
-    h->burst = now - last < BURST_NS;
-    last = now;
+    h->burst = now - h->last_launch < BURST_NS;
+    h->last_launch = now;
     struct ahead ahead = ahead_take(h);
+    filter_note(h->filter, f);
     int pid = fork();
     if (pid == 0) {
         close(EDGE_SOCKET);
@@ -206,8 +204,17 @@ static int serve(struct host *h) {
     }
 }
 
+static int start(struct host *h) {
+    if (host_look(h) < 0)
+        return -1;
+    signal(SIGCHLD, SIG_IGN);
+    standard_streams_close();
+    return serve(h);
+}
+
 int main(int argc, char **argv) {
-    static struct host host;
+    /* With aether's own, which comes next in memory, on one page; not among the initialised, where ps could not read its title. */
+    static struct host host __attribute__((aligned(4096)));
     if (argc == 2 && strcmp(argv[1], "--version") == 0)
         return puts("dsec-native " DSEC_VERSION) < 0;
     if (argc > 1 && strcmp(argv[1], "blobcache") == 0)
@@ -224,14 +231,15 @@ int main(int argc, char **argv) {
     prctl(PR_SET_NAME, "dsec-launcher");
     signals_reset();
     limits_raise();
-    if (host_open_all(&host) < 0)
-        return 1;
-    signal(SIGCHLD, SIG_IGN);
-    standard_streams_close();
     /* Its memory becomes every aether's and init's: nothing of edge's environment stays in it. */
     for (char **e = environ; *e; e++)
         memset(*e, 0, strlen(*e));
+    if ((host.root = open("/", O_PATH | O_DIRECTORY | O_CLOEXEC)) < 0 || (host.proc = open("/proc", O_PATH | O_DIRECTORY | O_CLOEXEC)) < 0)
+        return die("cannot open / and /proc"), 1;
+    if (!(host.filter = calloc(1, sizeof *host.filter)))
+        return die("cannot start"), 1;
+    snprintf(host.title, sizeof host.title, "dsec-native launcher");
     host.argv_at = argv[0];
     host.argv_len = (size_t)(argv[1] + strlen(argv[1]) - argv[0]);
-    return serve(&host) < 0 ? 1 : 0;
+    lean_run(&host, start);
 }

@@ -2,6 +2,7 @@
 #include "spec.h"
 
 #include <errno.h>
+#include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -97,14 +98,37 @@ static struct list *list_slot(struct spec *s, int tag) {
     }
 }
 
+static bool is_filter(const struct field *f) {
+    return f->length > 0 && f->length % sizeof(struct sock_filter) == 0 && f->length / sizeof(struct sock_filter) <= BPF_MAXINSNS;
+}
+
+static bool is_known(const struct filter *known, const struct field *f) {
+    return known && known->count * sizeof(struct sock_filter) == f->length && memcmp(known->program, f->value, f->length) == 0;
+}
+
+void filter_note(struct filter *known, const struct frame *f) {
+    struct fields fs = fields_of(f);
+    struct field field;
+    while (field_next(&fs, &field) == 1)
+        if (field.tag == T_SECCOMP && is_filter(&field) && !is_known(known, &field)) {
+            memcpy(known->program, field.value, field.length);
+            known->count = field.length / sizeof(struct sock_filter);
+        }
+}
+
 static int seccomp_set(struct spec *s, const struct field *f) {
-    if (f->length == 0 || f->length % sizeof(struct sock_filter) || f->length / sizeof(struct sock_filter) > BPF_MAXINSNS || s->seccomp)
+    if (!is_filter(f) || s->seccomp)
         return -1;
-    s->seccomp = malloc(f->length);
-    if (!s->seccomp)
-        return -1;
-    memcpy(s->seccomp, f->value, f->length);
     s->seccomp_count = f->length / sizeof(struct sock_filter);
+    if (is_known(s->known, f)) {
+        s->seccomp = s->known->program;
+        return 0;
+    }
+    struct sock_filter *copy = malloc(f->length);
+    if (!copy)
+        return -1;
+    memcpy(copy, f->value, f->length);
+    s->seccomp = copy;
     return 0;
 }
 
@@ -162,11 +186,47 @@ static void blobs_free(struct blobs *bs) {
     *bs = (struct blobs){0};
 }
 
-void spec_settle(struct spec *s) {
-    struct list *lists[] = {&s->layers, &s->masks, &s->readonly, &s->sys_shown};
+struct room {
+    char *at, *end;
+};
+
+/* What does not fit stays where it is. */
+static void *moved(struct room *r, void *from, size_t size, size_t align) {
+    char *at = (char *)(((uintptr_t)r->at + align - 1) & ~(uintptr_t)(align - 1));
+    if (!from || at > r->end || size > (size_t)(r->end - at))
+        return from;
+    memcpy(at, from, size);
+    free(from);
+    r->at = at + size;
+    return at;
+}
+
+static char *text_moved(struct room *r, char *text) {
+    return text ? moved(r, text, strlen(text) + 1, 1) : NULL;
+}
+
+static void list_move(struct room *r, struct list *l) {
+    for (int i = 0; i < l->count; i++)
+        l->items[i] = text_moved(r, l->items[i]);
+    l->items = moved(r, l->items, sizeof *l->items * (size_t)(l->count + 1), _Alignof(char *));
+}
+
+void spec_settle(struct spec *s, void *room, size_t size) {
+    struct list *done[] = {&s->layers, &s->masks, &s->readonly, &s->sys_shown, &s->cgroup_joins};
     struct blobs *blobs[] = {&s->cgroup_writes, &s->files, &s->sysctls};
-    for (size_t i = 0; i < sizeof lists / sizeof *lists; i++)
-        list_free(lists[i]);
+    char **texts[] = {&s->hostname, &s->scratch, &s->oom_file, &s->memory_usage_file};
+    char **kept[] = {&s->sandbox_id, &s->socket_path, &s->user, &s->cwd, &s->cgroup_v2};
+    struct room r = {room, (char *)room + size};
+    for (size_t i = 0; i < sizeof done / sizeof *done; i++)
+        list_free(done[i]);
     for (size_t i = 0; i < sizeof blobs / sizeof *blobs; i++)
         blobs_free(blobs[i]);
+    for (size_t i = 0; i < sizeof texts / sizeof *texts; i++) {
+        free(*texts[i]);
+        *texts[i] = NULL;
+    }
+    for (size_t i = 0; i < sizeof kept / sizeof *kept; i++)
+        *kept[i] = text_moved(&r, *kept[i]);
+    list_move(&r, &s->cgroup_dirs);
+    list_move(&r, &s->env);
 }

@@ -34,7 +34,7 @@ static void fuzz_spec(const struct frame *f) {
     free_blobs(&s.cgroup_writes);
     free_blobs(&s.files);
     free_blobs(&s.sysctls);
-    free(s.seccomp);
+    free((void *)s.seccomp);
 }
 
 static void fuzz_request(const struct frame *f) {

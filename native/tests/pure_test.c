@@ -2,6 +2,7 @@
 #define _GNU_SOURCE
 #include "keep.h"
 #include "spawn.h"
+#include "spec.h"
 #include "users.h"
 
 #include <assert.h>
@@ -109,6 +110,87 @@ static void users_are_found(void) {
     assert(user_parse(NULL, NULL, "", 65536, &u, &t) == -1);
 }
 
+static void launch_of(struct out *o, struct frame *f, const struct sock_filter *filter, size_t size) {
+    out_begin(o, K_LAUNCH, 0);
+    out_text(o, T_SANDBOX_ID, "sb-1");
+    out_text(o, T_SOCKET_PATH, "/s");
+    out_text(o, T_SCRATCH, "/scratch");
+    out_text(o, T_HOSTNAME, "h");
+    out_number(o, T_UID_BASE, 65536);
+    out_number(o, T_UID_COUNT, 65536);
+    out_text(o, T_LAYER, "/layer");
+    out_text(o, T_ENV, "A=1");
+    out_text(o, T_ENV, "B=2");
+    out_text(o, T_CGROUP_DIR, "/g/a");
+    out_text(o, T_CGROUP_DIR, "/g/b");
+    out_bytes(o, T_SECCOMP, filter, size);
+    out_end(o);
+    assert(frame_parse(o->buf, o->len, f) > 0);
+}
+
+/* With any room, too little included: what stays is there, in it as far as it goes, and the rest is freed once (the sanitizer looks). */
+static void a_settled_spec_keeps_what_outlives_the_birth(void) {
+    static const struct sock_filter filter[2] = {{.k = 1}, {.k = 2}};
+    for (size_t size = 0; size < 256; size++) {
+        char *room = malloc(size + 1);
+        struct out o = {0};
+        struct frame f;
+        struct spec s = {0};
+        struct trouble t = {0};
+        launch_of(&o, &f, filter, sizeof filter);
+        assert(spec_parse(&s, &f, &t) == 0);
+        out_free(&o);
+        spec_settle(&s, room, size);
+        assert(!strcmp(s.sandbox_id, "sb-1") && !strcmp(s.socket_path, "/s") && !s.user && !s.hostname && !s.scratch);
+        assert(s.env.count == 2 && !strcmp(s.env.items[0], "A=1") && !strcmp(s.env.items[1], "B=2") && !s.env.items[2]);
+        assert(s.cgroup_dirs.count == 2 && !strcmp(s.cgroup_dirs.items[1], "/g/b") && !s.layers.count);
+        assert(s.seccomp_count == 2 && s.seccomp[1].k == 2);
+        char *kept[] = {s.sandbox_id,
+                        s.socket_path,
+                        s.env.items[0],
+                        s.env.items[1],
+                        s.cgroup_dirs.items[0],
+                        s.cgroup_dirs.items[1],
+                        (char *)s.cgroup_dirs.items,
+                        (char *)s.env.items};
+        size_t inside = 0;
+        for (size_t i = 0; i < sizeof kept / sizeof *kept; i++)
+            if (kept[i] >= room && kept[i] < room + size)
+                inside++;
+            else
+                free(kept[i]);
+        assert(size < 200 || inside == sizeof kept / sizeof *kept);
+        free((void *)s.seccomp);
+        free(room);
+    }
+}
+
+static void a_filter_that_is_known_is_not_copied(void) {
+    static struct filter known;
+    static const struct sock_filter one[2] = {{.k = 1}, {.k = 2}}, other[2] = {{.k = 1}, {.k = 3}};
+    for (int i = 0; i < 2; i++) {
+        struct out o = {0};
+        struct frame f;
+        struct spec s = {.known = &known};
+        struct trouble t = {0};
+        launch_of(&o, &f, i ? other : one, sizeof one);
+        if (i == 0)
+            filter_note(&known, &f);
+        assert(known.count == 2 && spec_parse(&s, &f, &t) == 0);
+        assert((s.seccomp == known.program) == (i == 0) && s.seccomp[1].k == (i ? 3U : 2U));
+        if (i)
+            free((void *)s.seccomp);
+        s.seccomp = NULL;
+        spec_settle(&s, NULL, 0);
+        char *kept[] = {s.sandbox_id, s.socket_path};
+        for (size_t k = 0; k < sizeof kept / sizeof *kept; k++)
+            free(kept[k]);
+        list_free(&s.env);
+        list_free(&s.cgroup_dirs);
+        out_free(&o);
+    }
+}
+
 int main(void) {
     frames_round_trip();
     oversized_frames_are_malformed();
@@ -117,6 +199,8 @@ int main(void) {
     head_and_tail_are_kept();
     live_reader_holds_the_ring();
     users_are_found();
-    puts("native: 7 passed");
+    a_settled_spec_keeps_what_outlives_the_birth();
+    a_filter_that_is_known_is_not_copied();
+    puts("native: 9 passed");
     return 0;
 }

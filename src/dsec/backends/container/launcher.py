@@ -16,6 +16,12 @@ from libdsec.errors import DSecError, SandboxFailed
 
 __all__ = ["Launcher"]
 
+# Freed memory is joined at once, so that the heap of an aether can shrink to what it holds.
+ENVIRONMENT: Final = {
+    "PATH": "/usr/sbin:/usr/bin:/sbin:/bin",
+    "LANG": "C.UTF-8",
+    "GLIBC_TUNABLES": "glibc.malloc.tcache_count=0:glibc.malloc.mxfast=0",
+}
 SEND_BUFFER: Final = 1 << 20
 SEND_SECONDS: Final = 10.0
 EXIT_SECONDS: Final = 5.0
@@ -110,7 +116,11 @@ class Launcher:
                     pid = os.posix_spawn(
                         self._binary,
                         [str(self._binary), "launcher"],
-                        {"PATH": "/usr/sbin:/usr/bin:/sbin:/bin", "LANG": "C.UTF-8"},
+                        {
+                            "PATH": "/usr/sbin:/usr/bin:/sbin:/bin",
+                            "LANG": "C.UTF-8",
+                            "GLIBC_TUNABLES": "glibc.malloc.tcache_count=0:glibc.malloc.mxfast=0",
+                        },
                         file_actions=[
                             (os.POSIX_SPAWN_DUP2, null, 0),
                             (os.POSIX_SPAWN_DUP2, null, 1),
