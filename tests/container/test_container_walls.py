@@ -58,6 +58,9 @@ async def test_root_inside_is_refused(box, text):
         "/proc/kpageflags",
         "/proc/cmdline",
         "/proc/modules",
+        "/proc/bus",
+        "/proc/irq",
+        "/proc/mtrr",
     ],
 )
 async def test_hidden_files_have_nothing_in_them(box, path):

@@ -50,12 +50,16 @@ MASKED: Final = (
     "/proc/mdstat",
     "/proc/fs",
     "/proc/driver",
+    "/proc/bus",
+    "/proc/irq",
+    "/proc/mtrr",
+    "/proc/sysrq-trigger",
 )
 
 SYS_SHOWN: Final = ("devices/system/cpu", "devices/system/node", "kernel/mm")
 """Below /sys. Nothing else of it is there: what programs look up is the processors and the page sizes."""
 
-READ_ONLY: Final = ("/proc/bus", "/proc/irq", "/proc/sys", "/proc/sysrq-trigger", "/proc/mtrr")
+READ_ONLY: Final = ("/proc/sys",)
 
 
 def sysctls(uid_base: int, uid_count: int) -> dict[str, str]:
