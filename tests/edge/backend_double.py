@@ -154,6 +154,7 @@ class DoubleBackend:
         self.stuck_snapshots: set[str] = set()
         self.branch_gate: asyncio.Event | None = None
         self.launching = 0
+        self.created = 0
         self.most_launching = 0
         self.on_event: EventCallback = lambda sandbox_id, event: None
 
@@ -184,6 +185,7 @@ class DoubleBackend:
         finally:
             self.launching -= 1
         guest = self.host.guests[spec.sandbox_id] = Guest(spec)
+        self.created += 1
         return DoubleChannel(self, guest)
 
     async def adopt(self, spec: SandboxSpec) -> DoubleChannel | None:

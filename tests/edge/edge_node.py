@@ -53,7 +53,10 @@ class Node:
 
     def freeze_journal(self, edge: Edge) -> None:
         """From now on nothing more is committed."""
-        edge._core.journal._hand_over = lambda: None
+        journal = edge._core.journal
+        journal._hand_over = lambda: None
+        if journal._timer is not None:
+            journal._timer.cancel()
 
     async def crash(self, edge: Edge) -> None:
         """As nearly as one process can: nothing more is committed, nothing more reaches the host."""

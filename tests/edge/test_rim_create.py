@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import math
 import sqlite3
 
 import pytest
 from edge_node import request, until
 
+from dsec.trajectory.batch import Batch
 from libdsec.errors import Conflict, DSecError, InvalidArgument, NotFound, Overloaded, SandboxFailed, Unsupported
 
 
@@ -91,15 +93,30 @@ async def test_a_batch_is_made_a_few_at_a_time(node):
     assert node.backend.most_launching == 3
 
 
-async def test_it_is_on_record_before_it_is_launched(node, edge):
+async def test_what_takes_long_to_launch_is_on_record_meanwhile(node, edge):
     node.backend.create_gate = asyncio.Event()
     creating = asyncio.ensure_future(edge.create(request(count=2)))
     await until(lambda: node.backend.launching == 2)
-    with sqlite3.connect(node.path / "state/edge.db") as db:
-        assert db.execute("SELECT state, count(*) FROM sandboxes GROUP BY state").fetchall() == [("creating", 2)]
-    db.close()
+    with contextlib.closing(sqlite3.connect(node.path / "state/edge.db")) as db:
+        await until(lambda: db.execute("SELECT state, count(*) FROM sandboxes GROUP BY state").fetchall() == [("creating", 2)])
     node.backend.create_gate.set()
     await creating
+
+
+async def test_nothing_is_launched_while_the_journal_cannot_be_written(node, edge, monkeypatch):
+    def refuse(batch, db):
+        raise sqlite3.OperationalError("disk is full")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Batch, "write", refuse)
+        for _ in range(2):
+            with pytest.raises(Overloaded):
+                await edge.create(request())
+    assert node.backend.created == 1
+    await until(lambda: not node.host.guests)
+    assert len((await edge.create(request())).sandboxes) == 1
+    await edge._core.journal.flush()
+    assert sorted(info.state for info in await edge.list()) == ["running", "stopped", "stopped"]
 
 
 async def test_that_it_runs_is_on_record_before_anybody_is_told(node, edge):

@@ -140,8 +140,15 @@ async def test_a_journal_that_cannot_be_written_says_so_and_loses_nothing(journa
     await journal.flush()
     assert called == ["large"]
     assert journal.failure is None
-    assert journal.sandbox("sb-refused") is None
+    assert journal.sandbox("sb-refused") is not None
     blocker.close()
+
+
+async def test_a_new_sandbox_is_written_as_it_is_by_then(journal):
+    journal.add_sandboxes([sandbox("sb-a"), sandbox("sb-b")])
+    journal.set_status("sb-a", "paused", over=False, ended_at=None, status=b"now")
+    await journal.flush()
+    assert [(row.state, row.status) for row in map(journal.sandbox, ("sb-a", "sb-b"))] == [("paused", b"now"), ("running", b"status")]
 
 
 async def test_it_is_congested_by_unwritten_output(journal, monkeypatch):

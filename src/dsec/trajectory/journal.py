@@ -1,6 +1,6 @@
 """The journal: SQLite in WAL mode, one writer thread, group commits. It survives kill -9 at any point.
 
-What must be on record before the world changes (a sandbox about to be launched) is awaited by `flush`; what may lag (states, results,
+What must be on record before the world goes on (a sandbox, before anybody is told of it) is awaited by `flush`; what may lag (states, results,
 which aether still holds) is committed a few milliseconds later, and callbacks run after the commit. With synchronous=NORMAL a commit is a
 write to the page cache: it survives the death of the process, and a power cut takes the sandboxes anyway.
 """
@@ -110,7 +110,7 @@ class Journal:
     # -- writing
 
     def add_sandboxes(self, new: Iterable[SandboxRow]) -> None:
-        """Rows of sandboxes that are about to be made; await `flush` before they are."""
+        """Rows of sandboxes that are about to be made; await `flush` before anybody is told of them."""
         self._batch.new_sandboxes.extend(new)
         self._schedule()
 

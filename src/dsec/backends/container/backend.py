@@ -217,9 +217,13 @@ class ContainerBackend:
         birth: socket.socket | None = None
         try:
             with theirs:
-                birth = ours.dup() if alone else None
+                if alone:
+                    # Before the thread begins, which would want the interpreter, too.
+                    await self._launcher.launch(self._payload(spec, []), theirs)
+                    birth = ours.dup()
                 preparing = begun_in_thread(self._prepare, spec, birth)
-                await self._launcher.launch(self._payload(spec, [] if alone else await asyncio.shield(preparing)), theirs)
+                if not alone:
+                    await self._launcher.launch(self._payload(spec, await asyncio.shield(preparing)), theirs)
             await asyncio.shield(preparing)
             await self._ready(spec, watch)
         except BaseException:
@@ -266,12 +270,14 @@ class ContainerBackend:
 
         Who waits at the other end of `birth` is told at once: the way by the event loop would take two turns more. `birth` is closed.
         """
-        with birth or contextlib.nullcontext():
+        if birth is None:
+            return self._prepared(spec)
+        # A sandbox that is in the making waits for it, and would else take the CPU from it.
+        with birth, ahead_of_others():
             layers = self._prepared(spec)
-            if birth is not None:
-                # Whether it has ended is seen by the watch, and nothing else has been sent that the socket's buffer could be full of.
-                with contextlib.suppress(OSError):
-                    birth.send(encode_frame(wire.LAYERS, layers_payload(layers)))
+            # Whether it has ended is seen by the watch, and nothing else has been sent that the socket's buffer could be full of.
+            with contextlib.suppress(OSError):
+                birth.send(encode_frame(wire.LAYERS, layers_payload(layers)))
             return layers
 
     def _prepared(self, spec: SandboxSpec) -> list[str]:
