@@ -1,8 +1,8 @@
 """The journal: SQLite in WAL mode, one writer thread, group commits. It survives kill -9 at any point.
 
-What must be on record before the world goes on (a sandbox, before anybody is told of it) is awaited by `flush`; what may lag (states, results,
-which aether still holds) is committed a few milliseconds later, and callbacks run after the commit. With synchronous=NORMAL a commit is a
-write to the page cache: it survives the death of the process, and a power cut takes the sandboxes anyway.
+What must be on record before the world goes on (a sandbox, before anybody is told of it) is awaited by `flush`; what may lag (states, and
+results, which aether still holds) is committed a few milliseconds later, and callbacks run after the commit. With synchronous=NORMAL a
+commit is a write to the page cache: it survives the death of the process, and a power cut takes the sandboxes anyway.
 """
 
 from __future__ import annotations
