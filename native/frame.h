@@ -132,6 +132,8 @@ enum tag {
     T_MEMORY_USAGE_FILE = 122,
     T_SESSION_LIMIT = 125,
     T_SYS_SHOWN = 126,
+    T_MASK_FILE = 127,
+    T_MASK_FOLDER = 128,
 };
 
 struct frame {

@@ -463,6 +463,16 @@ static int mask_over(int root, const char *path) {
     return fd < 0 ? -1 : move_mount(fd, "", at, "", MOVE_MOUNT_F_EMPTY_PATH | MOVE_MOUNT_T_EMPTY_PATH);
 }
 
+/* What is known to be a file, or a folder, is not looked at: that would be a third of what hiding it takes. */
+static int mask_known(int root, const struct list *paths, const char *closed, struct trouble *t) {
+    for (int i = 0; i < paths->count; i++) {
+        const char *path = paths->items[i];
+        if (!is_ours(path) || (show(closed, path) < 0 && (errno != ENOTDIR || mask_over(root, path) < 0)))
+            return fail(t, "internal", NULL, -1, "cannot mask %s", path);
+    }
+    return 0;
+}
+
 static int make_readonly(int root, const char *path) {
     if (!is_ours(path))
         return bind_over(root, path, root, path, CLOSED);
@@ -477,7 +487,7 @@ static int walls_make(const struct sandbox *s, int root, struct trouble *t) {
     for (int i = 0; i < s->spec.masks.count; i++)
         if (mask_over(root, s->spec.masks.items[i]) < 0)
             return fail(t, "internal", NULL, -1, "cannot mask %s", s->spec.masks.items[i]);
-    return 0;
+    return mask_known(root, &s->spec.mask_files, "/null", t) < 0 ? -1 : mask_known(root, &s->spec.mask_folders, "/empty", t);
 }
 
 /* /sys is a skeleton of ours that shows the parts that were asked for, read-only, rather than a sysfs with holes in it. */

@@ -91,6 +91,8 @@ static struct list *list_slot(struct spec *s, int tag) {
     case T_CGROUP_DIR: return &s->cgroup_dirs;
     case T_CGROUP_JOIN: return &s->cgroup_joins;
     case T_MASK: return &s->masks;
+    case T_MASK_FILE: return &s->mask_files;
+    case T_MASK_FOLDER: return &s->mask_folders;
     case T_READONLY: return &s->readonly;
     case T_ENV: return &s->env;
     case T_SYS_SHOWN: return &s->sys_shown;
@@ -212,7 +214,7 @@ static void list_move(struct room *r, struct list *l) {
 }
 
 void spec_settle(struct spec *s, void *room, size_t size) {
-    struct list *done[] = {&s->layers, &s->masks, &s->readonly, &s->sys_shown, &s->cgroup_joins};
+    struct list *done[] = {&s->layers, &s->masks, &s->mask_files, &s->mask_folders, &s->readonly, &s->sys_shown, &s->cgroup_joins};
     struct blobs *blobs[] = {&s->cgroup_writes, &s->files, &s->sysctls};
     char **texts[] = {&s->hostname, &s->scratch, &s->oom_file, &s->memory_usage_file};
     char **kept[] = {&s->sandbox_id, &s->socket_path, &s->user, &s->cwd, &s->cgroup_v2};

@@ -28,7 +28,8 @@ static void fuzz_spec(const struct frame *f) {
     char *texts[] = {s.sandbox_id, s.socket_path, s.hostname, s.scratch, s.user, s.cwd, s.cgroup_v2, s.oom_file, s.memory_usage_file};
     for (size_t i = 0; i < sizeof texts / sizeof *texts; i++)
         free(texts[i]);
-    struct list *lists[] = {&s.layers, &s.cgroup_dirs, &s.cgroup_joins, &s.masks, &s.readonly, &s.env, &s.sys_shown};
+    struct list *lists[] = {&s.layers,       &s.cgroup_dirs, &s.cgroup_joins, &s.masks,    &s.mask_files,
+                            &s.mask_folders, &s.readonly,    &s.env,          &s.sys_shown};
     for (size_t i = 0; i < sizeof lists / sizeof *lists; i++)
         list_free(lists[i]);
     free_blobs(&s.cgroup_writes);

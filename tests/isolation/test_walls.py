@@ -1,6 +1,8 @@
 """Capabilities and paths: what must be in the lists, and what must not."""
 
-from dsec.isolation.walls import CAPABILITIES, MASKED, READ_ONLY, capability_mask, sysctls
+from pathlib import Path
+
+from dsec.isolation.walls import CAPABILITIES, MASKED, READ_ONLY, capability_mask, masked_here, sysctls
 
 FORBIDDEN = {"SYS_ADMIN": 21, "SYS_PTRACE": 19, "NET_RAW": 13, "NET_ADMIN": 12, "MKNOD": 27, "SYS_MODULE": 16, "AUDIT_WRITE": 29, "BPF": 39}
 
@@ -22,3 +24,11 @@ def test_nothing_masked_lies_below_another_mask():
 
 def test_ping_is_for_the_sandboxes_own_groups():
     assert sysctls(0x10010000, 65536)["net/ipv4/ping_group_range"] == "268500992 268566527"
+
+
+def test_what_this_kernel_has_to_hide_is_known_by_its_kind():
+    here = masked_here()
+    assert sorted([*here.files, *here.folders, *here.unknown]) == sorted(MASKED)
+    assert all(Path(path).is_file() for path in here.files)
+    assert all(Path(path).is_dir() for path in here.folders)
+    assert not any(Path(path).exists() for path in here.unknown)

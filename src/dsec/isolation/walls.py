@@ -1,10 +1,12 @@
-"""Capabilities, hidden and read-only paths, and settings of a sandbox's namespaces. Data, but for what depends on the id range."""
+"""Capabilities, hidden and read-only paths, and settings of a sandbox's namespaces. Data, but for what depends on id range and host."""
 
 from __future__ import annotations
 
-from typing import Final
+import os
+import stat
+from typing import Final, NamedTuple
 
-__all__ = ["CAPABILITIES", "MASKED", "READ_ONLY", "SYS_SHOWN", "capability_mask", "sysctls"]
+__all__ = ["CAPABILITIES", "MASKED", "READ_ONLY", "SYS_SHOWN", "Masked", "capability_mask", "masked_here", "sysctls"]
 
 CAPABILITIES: Final[dict[str, int]] = {
     "CHOWN": 0,
@@ -56,6 +58,15 @@ MASKED: Final = (
     "/proc/sysrq-trigger",
 )
 
+
+class Masked(NamedTuple):
+    """The paths to hide, by what they are. What the kernel lacks may appear yet, with a module."""
+
+    files: tuple[str, ...]
+    folders: tuple[str, ...]
+    unknown: tuple[str, ...]
+
+
 SYS_SHOWN: Final = ("devices/system/cpu", "devices/system/node", "kernel/mm")
 """Below /sys. Nothing else of it is there: what programs look up is the processors and the page sizes."""
 
@@ -69,6 +80,17 @@ def sysctls(uid_base: int, uid_count: int) -> dict[str, str]:
         "net/ipv4/ip_unprivileged_port_start": "0",
         "net/ipv4/ping_group_range": f"{uid_base} {uid_base + uid_count - 1}",
     }
+
+
+def masked_here() -> Masked:
+    """`MASKED` on this host. A path of /proc that is there is a file, or a folder, for good."""
+    kinds: dict[bool | None, list[str]] = {False: [], True: [], None: []}
+    for path in MASKED:
+        try:
+            kinds[stat.S_ISDIR(os.stat(path).st_mode)].append(path)
+        except OSError:
+            kinds[None].append(path)
+    return Masked(tuple(kinds[False]), tuple(kinds[True]), tuple(kinds[None]))
 
 
 def capability_mask() -> int:

@@ -29,6 +29,7 @@ from dsec.backends.container.watch import Watch
 from dsec.backends.protocol import Capabilities, ChannelEvent, EventCallback, SandboxSpec, Usage
 from dsec.environments.scratch import ScratchCapabilities
 from dsec.environments.snapshots import ScratchSnapshots, forget_seeds
+from dsec.isolation.walls import masked_here
 from dsec.network.nat import NatNetwork
 from dsec.resources.cgroups import CgroupDriver
 from dsec.resources.hierarchies import WANTED, probe
@@ -92,7 +93,7 @@ class ContainerBackend:
         self._nat = NatNetwork(instance)
         self._ranges = UidRanges(run)
         self._launcher = Launcher(binary or native_binary(), run / "launcher.log", self._cgroups.daemons_dir)
-        self._host = Host(len(os.sched_getaffinity(0)), os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
+        self._host = Host(len(os.sched_getaffinity(0)), os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"), masked_here())
         self._copies = ThreadPoolExecutor(COPIES_AT_ONCE, thread_name_prefix="dsec-copy")
         self._channels: dict[str, ContainerChannel] = {}
         self._paused: set[str] = set()

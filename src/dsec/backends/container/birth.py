@@ -13,7 +13,7 @@ from dsec.backends.container import wire
 from dsec.backends.container.frames import FieldValue, encode_fields
 from dsec.backends.protocol import SandboxSpec
 from dsec.isolation.seccomp import host_filter
-from dsec.isolation.walls import MASKED, READ_ONLY, SYS_SHOWN, capability_mask, sysctls
+from dsec.isolation.walls import READ_ONLY, SYS_SHOWN, Masked, capability_mask, sysctls
 from dsec.resources.plan import CgroupPlan, Limits
 from dsec.resources.uid_ranges import RANGE_IDS, range_base
 
@@ -24,10 +24,11 @@ SESSION_LIMIT: Final = 1024
 
 @dataclass(frozen=True, slots=True)
 class Host:
-    """What there is to share out."""
+    """What there is to share out, and to hide."""
 
     cpus: int
     memory_bytes: int
+    masked: Masked
 
 
 def limits_of(spec: SandboxSpec, host: Host) -> Limits:
@@ -42,9 +43,11 @@ def limits_of(spec: SandboxSpec, host: Host) -> Limits:
 
 
 @functools.cache
-def _walls() -> bytes:
+def _walls(masked: Masked) -> bytes:
     fields: list[tuple[int, FieldValue]] = [(wire.T_CAPS, capability_mask()), (wire.T_SECCOMP, host_filter())]
-    fields += [(wire.T_MASK, path) for path in MASKED]
+    fields += [(wire.T_MASK_FILE, path) for path in masked.files]
+    fields += [(wire.T_MASK_FOLDER, path) for path in masked.folders]
+    fields += [(wire.T_MASK, path) for path in masked.unknown]
     fields += [(wire.T_READONLY, path) for path in READ_ONLY]
     fields += [(wire.T_SYS_SHOWN, path) for path in SYS_SHOWN]
     return encode_fields(fields)
@@ -117,4 +120,4 @@ def launch_payload(
         fields.append((wire.T_CPUS, min(host.cpus, max(1, math.ceil(limits.cpu_cores)))))
     fields += [(wire.T_FILE, f"{path}\000644\0{text}") for path, text in _files(spec, resolv_conf).items()]
     fields += [(wire.T_SYSCTL, f"{path}\0{value}") for path, value in sysctls(base, RANGE_IDS).items()]
-    return encode_fields(fields) + _walls()
+    return encode_fields(fields) + _walls(host.masked)
