@@ -560,7 +560,7 @@ _Noreturn static void serve(struct aether *a) {
     struct epoll_event e;
     bool settled = false;
     for (;;) {
-        const bool idle = !a->spares && !a->sessions && !a->strangers && !a->helper_count;
+        const bool idle = !a->spares && !a->starting_count && !a->strangers;
         if (idle && !settled)
             memory_settle();
         settled = idle;

@@ -25,7 +25,8 @@ struct host {
     char *argv_at; /* where the kernel reads the command line from */
     size_t argv_len;
     char title[32];
-    bool burst; /* this launch is one of many in a row */
+    bool all_cpus; /* we may run on every processor that is online */
+    bool burst;    /* this launch is one of many in a row */
     int64_t last_launch;
     struct ahead ahead[AHEAD];
     int ahead_count;

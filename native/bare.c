@@ -107,7 +107,7 @@ _Noreturn void init_loop(void) {
     memcpy(page, "init", 5);
     title_move();
 #if defined(__x86_64__)
-    __asm__ volatile("mov %0, %%rsp\n\txor %%ebp, %%ebp\n\tcall *%1" : : "r"(page + sizeof page), "r"(bare_loop) : "memory");
+    __asm__ volatile("mov %0, %%rsp\n\txor %%ebp, %%ebp\n\tcall *%1" : : "a"(page + sizeof page), "c"(bare_loop) : "memory");
 #else
     __asm__ volatile("mov sp, %0\n\tmov x29, xzr\n\tblr %1" : : "r"(page + sizeof page), "r"(bare_loop) : "memory");
 #endif

@@ -99,16 +99,24 @@ static int init_clone(struct sandbox *s) {
 
 /*
  * Init has as much to do as we have, at the same time. Some schedulers leave a child on its parent's processor though others are idle, so
- * it is sent away. In a burst all of them are busy.
+ * it is sent away for the time. In a burst all of them are busy. True if it has to be let back. Not where somebody has chosen processors
+ * for us: a choice of one's own replaces the one that was inherited.
  */
-static void init_place(const struct sandbox *s, const cpu_set_t *all) {
-    cpu_set_t others = *all;
+static bool init_send_away(const struct sandbox *s) {
+    cpu_set_t others;
     unsigned here;
-    if (s->host->burst || s->init_pid <= 0 || syscall(SYS_getcpu, &here, NULL, NULL) < 0 || here >= CPU_SETSIZE)
-        return;
+    if (s->host->burst || !s->host->all_cpus || s->init_pid <= 0 || sched_getaffinity(0, sizeof others, &others) < 0 ||
+        syscall(SYS_getcpu, &here, NULL, NULL) < 0 || here >= CPU_SETSIZE)
+        return false;
     CPU_CLR(here, &others);
-    if (CPU_COUNT(&others))
-        sched_setaffinity(s->init_pid, sizeof others, &others);
+    return CPU_COUNT(&others) && sched_setaffinity(s->init_pid, sizeof others, &others) == 0;
+}
+
+/* To all that there are and will be: the kernel takes away what the cpuset does not have. */
+static void init_let_back(const struct sandbox *s) {
+    cpu_set_t all;
+    memset(&all, 0xff, sizeof all);
+    sched_setaffinity(s->init_pid, sizeof all, &all);
 }
 
 static int init_await(struct sandbox *s, int status, struct trouble *t) {
@@ -198,8 +206,6 @@ static int parts_make(struct sandbox *s, int status, struct trouble *t) {
 
 int sandbox_start(struct sandbox *s, struct trouble *t) {
     int rc = -1, status[2] = {-1, -1};
-    cpu_set_t all;
-    CPU_ZERO(&all);
     if (socket_bind(s, t) < 0 || cgroups_make_first(s, t) < 0)
         return -1;
     if (socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, status) < 0)
@@ -209,8 +215,7 @@ int sandbox_start(struct sandbox *s, struct trouble *t) {
         close(status[0]);
         init_main(s, status[1]);
     }
-    if (sched_getaffinity(0, sizeof all, &all) == 0)
-        init_place(s, &all);
+    const bool away = init_send_away(s);
     close(status[1]);
     ahead_close(&s->ahead);
     if (s->init_pid < 0) {
@@ -219,8 +224,8 @@ int sandbox_start(struct sandbox *s, struct trouble *t) {
     }
     if (parts_make(s, status[0], t) < 0 || init_await(s, status[0], t) < 0)
         goto out;
-    if (CPU_COUNT(&all))
-        sched_setaffinity(s->init_pid, sizeof all, &all);
+    if (away)
+        init_let_back(s);
     char path[32];
     snprintf(path, sizeof path, "%d/root", s->init_pid);
     if ((s->root = openat(s->host->proc, path, O_PATH | O_DIRECTORY | O_CLOEXEC)) < 0 || listen(s->listener, 128) < 0) {

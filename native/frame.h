@@ -7,10 +7,12 @@
 #include <stdint.h>
 
 #define FRAME_VERSION 1
-#define FRAME_HEADER  8
-#define FRAME_MAX     (4u << 20)
-#define DATA_MAX      (1u << 20)
-#define ID_MAX        128
+/* Of what LAUNCH may say. A launcher of another one is none: it might leave out a wall. */
+#define LAUNCH_VERSION "2"
+#define FRAME_HEADER   8
+#define FRAME_MAX      (4u << 20)
+#define DATA_MAX       (1u << 20)
+#define ID_MAX         128
 
 enum kind {
     K_LAUNCH = 1,

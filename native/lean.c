@@ -17,6 +17,7 @@
 
 #define PAGE        4096UL
 #define STACK_BYTES (512 * 1024UL) /* the deepest is a listing of a tree of MAX_DEPTH, 280 KB */
+#define HOLE        65536UL        /* a whole page where pages are largest */
 
 #if defined(__aarch64__)
 #define ADDRESSES_END (1UL << 48)
@@ -27,8 +28,8 @@
 extern char __executable_start[], etext[], end[];
 extern char *program_invocation_name, *program_invocation_short_name;
 
-/* Its lowest page is a hole: what goes too deep dies of it rather than writing over our data. */
-static char stack[STACK_BYTES] __attribute__((aligned(PAGE)));
+/* It begins with a hole: what goes too deep dies of it rather than writing over our data. */
+static char stack[HOLE + STACK_BYTES] __attribute__((aligned(HOLE)));
 static char *no_environment[1];
 
 static struct {
@@ -70,15 +71,18 @@ static int title_move(const struct host *h) {
 
 /* On the new stack: nothing above the heap is in use any more. Where the kernel keeps some of it, as where it is sealed, it only costs. */
 __attribute__((noreturn, noinline, used)) static void settled(void) {
-    const unsigned long above = ((unsigned long)sbrk(0) + PAGE - 1) & ~(PAGE - 1);
+    const unsigned long above = ((unsigned long)sbrk(0) + HOLE - 1) & ~(HOLE - 1);
     munmap((void *)above, ADDRESSES_END - above);
-    munmap(stack, PAGE);
+    munmap(stack, HOLE);
     _exit(next.run(next.host) < 0);
 }
 
 _Noreturn void lean_run(struct host *h, int (*run)(struct host *)) {
     next.host = h;
     next.run = run;
+    /* A heap below our code, as position-independent programs may have it, leaves nothing to gain. */
+    if ((char *)sbrk(0) < end)
+        _exit(run(h) < 0);
     free(malloc(1)); /* the C library asks for the time as it sets its heap up, and later on there is no vdso that it could ask */
     if (title_move(h) < 0)
         _exit(run(h) < 0);
@@ -87,7 +91,7 @@ _Noreturn void lean_run(struct host *h, int (*run)(struct host *)) {
     environ = no_environment;
     program_invocation_name = program_invocation_short_name = h->title;
 #if defined(__x86_64__)
-    __asm__ volatile("mov %0, %%rsp\n\txor %%ebp, %%ebp\n\tcall *%1" : : "r"(stack + sizeof stack), "r"(settled) : "memory");
+    __asm__ volatile("mov %0, %%rsp\n\txor %%ebp, %%ebp\n\tcall *%1" : : "a"(stack + sizeof stack), "c"(settled) : "memory");
 #else
     __asm__ volatile("mov sp, %0\n\tmov x29, xzr\n\tblr %1" : : "r"(stack + sizeof stack), "r"(settled) : "memory");
 #endif

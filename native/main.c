@@ -58,12 +58,16 @@ static int empty_namespace_enter(void) {
 
 /* Sandboxes copy this namespace instead of the host's, whose mounts may be thousands. It lives by our descriptor of it. */
 static int empty_namespace(struct host *h) {
-    int ready[2], ns = -1;
+    int ready[2], ns = -1, launcher = getpid();
     char byte = 0;
     if (pipe2(ready, O_CLOEXEC) < 0)
         return -1;
     int pid = fork();
     if (pid == 0) {
+        /* Edge sees by its socket whether the launcher lives. */
+        close(EDGE_SOCKET);
+        if (prctl(PR_SET_PDEATHSIG, SIGKILL) < 0 || getppid() != launcher)
+            _exit(1);
         if (empty_namespace_enter() == 0 && write(ready[1], &byte, 1) == 1)
             pause();
         die("cannot make an empty mount namespace");
@@ -102,6 +106,8 @@ static char *read_all(int fd) {
 }
 
 static int host_look(struct host *h) {
+    cpu_set_t ours;
+    h->all_cpus = sched_getaffinity(0, sizeof ours, &ours) == 0 && CPU_COUNT(&ours) == sysconf(_SC_NPROCESSORS_ONLN);
     int cpuinfo = openat(h->proc, "cpuinfo", O_RDONLY | O_CLOEXEC);
     if (cpuinfo < 0 || !(h->cpuinfo = read_all(cpuinfo)))
         return die("cannot read /proc/cpuinfo");
@@ -219,9 +225,13 @@ int main(int argc, char **argv) {
         return puts("dsec-native " DSEC_VERSION) < 0;
     if (argc > 1 && strcmp(argv[1], "blobcache") == 0)
         return blobcache_main(argc - 1, argv + 1);
-    if (argc != 2 || strcmp(argv[1], "launcher") != 0) {
-        fprintf(stderr, "usage: dsec-native launcher   (edge's socket as descriptor 3; see docs/channel.md)\n"
+    if (argc != 3 || strcmp(argv[1], "launcher") != 0) {
+        fprintf(stderr, "usage: dsec-native launcher " LAUNCH_VERSION "   (edge's socket as descriptor 3; see docs/channel.md)\n"
                         "       dsec-native blobcache --help\n");
+        return 2;
+    }
+    if (strcmp(argv[2], LAUNCH_VERSION) != 0) {
+        fprintf(stderr, "dsec-native: edge has version %s of LAUNCH, this is built for " LAUNCH_VERSION "; build it anew\n", argv[2]);
         return 2;
     }
     /* Neither memory nor descriptors of ours can be reached from a sandbox, whatever it runs. */

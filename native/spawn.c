@@ -26,7 +26,7 @@ struct plan {
     struct sandbox *s;
     const struct request *r;
     struct user user;
-    char **env;
+    char **env, **script;
     char user_env[4][300];
     const char *cwd;
     bool shell;
@@ -96,19 +96,16 @@ static int rlimits_set(const struct list *l, struct trouble *t) {
     return 0;
 }
 
-/* A program without "#!" that the kernel will not run is a shell script, as POSIX has it for execvp. */
-static void exec_one(const char *path, char **argv, char **env) {
+/* A program without "#!" that the kernel will not run is a shell script, as POSIX has it for execvp. `script` has room for one argument
+ * more than `argv`, and is not on the stack: the caller chooses how many there are. */
+static void exec_one(const char *path, char **argv, char **script, char **env) {
     execve(path, argv, env);
     if (errno != ENOEXEC)
         return;
-    int count = 0;
-    while (argv[count])
-        count++;
-    char *script[count + 2];
     script[0] = (char *)"/bin/sh";
     script[1] = (char *)path;
-    for (int i = 1; i <= count; i++)
-        script[i + 1] = argv[i];
+    for (int i = 1; (script[i + 1] = argv[i]); i++)
+        ;
     execve("/bin/sh", script, env);
     errno = ENOEXEC;
 }
@@ -120,9 +117,9 @@ static const char *path_of(char **env) {
     return DEFAULT_PATH;
 }
 
-static void exec_search(char **argv, char **env) {
+static void exec_search(char **argv, char **script, char **env) {
     if (strchr(argv[0], '/')) {
-        exec_one(argv[0], argv, env);
+        exec_one(argv[0], argv, script, env);
         return;
     }
     char path[4096];
@@ -133,7 +130,7 @@ static void exec_search(char **argv, char **env) {
         /* A look first: what execve does before it finds nothing costs ten times as much. */
         if (snprintf(path, sizeof path, "%.*s%s%s", (int)n, at, n ? "/" : "", argv[0]) < (int)sizeof path &&
             (stat(path, &st) == 0 || (errno != ENOENT && errno != ENOTDIR))) {
-            exec_one(path, argv, env);
+            exec_one(path, argv, script, env);
             if (errno == EACCES)
                 error = EACCES;
             else if (errno != ENOENT && errno != ENOTDIR) {
@@ -164,7 +161,7 @@ static int run(const struct plan *p) {
             return fail(p->t, "not_found", "shell", -1, "the image has neither /bin/bash nor /bin/sh; use argv");
         return fail(p->t, errno == E2BIG ? "invalid_argument" : "internal", "shell", -1, "cannot run the shell");
     }
-    exec_search(r->args.items, p->env);
+    exec_search(r->args.items, p->script, p->env);
     if (errno == ENOENT || errno == ENOTDIR)
         return fail(p->t, "not_found", "argv", -1, "no program %.150s in the sandbox", r->args.items[0]);
     if (errno == EACCES)
@@ -346,7 +343,8 @@ int spawn(struct sandbox *s, const struct request *r, int group, bool shell, str
         return -1;
     p.cwd = r->cwd && *r->cwd ? r->cwd : s->spec.cwd && *s->spec.cwd ? s->spec.cwd : "/";
     int rc = -1;
-    if (!(p.env = env_build(&p)) || streams_make(&p, c) < 0) {
+    p.script = calloc((size_t)r->args.count + 2, sizeof *p.script);
+    if (!p.script || !(p.env = env_build(&p)) || streams_make(&p, c) < 0) {
         fail(t, "overloaded", NULL, -1, "cannot make the streams of a command");
         goto out;
     }
@@ -371,6 +369,7 @@ int spawn(struct sandbox *s, const struct request *r, int group, bool shell, str
     c->pid = (int)pid;
     rc = t->code ? -1 : 0;
 out:
+    free(p.script);
     free(p.env);
     int ends[] = {p.in, p.out, p.err, p.status};
     for (size_t i = 0; i < sizeof ends / sizeof *ends; i++)

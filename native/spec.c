@@ -149,7 +149,7 @@ static int spec_field(struct spec *s, const struct field *f) {
     case T_SYSCTL: return blob_add(&s->sysctls, f, false);
     case T_FILE: return blob_add(&s->files, f, true);
     case T_SECCOMP: return seccomp_set(s, f);
-    default: return 0;
+    default: return -1; /* of an edge that is newer than we are: what it wants and we leave out may be a wall */
     }
 }
 

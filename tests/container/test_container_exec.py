@@ -253,3 +253,10 @@ async def test_bad_requests_name_the_field_and_run_nothing(box, options, field):
 
 async def test_resource_limits_of_a_command(box):
     assert await box.out("ulimit -n; ulimit -Hn", rlimits={"nofile": [100, 200]}) == "100\n200\n"
+
+
+@pytest.mark.parametrize("count", [1000, 66_900, 150_000])
+async def test_a_script_without_a_first_line_takes_as_many_arguments_as_any_program(box, count):
+    await box.sh("printf 'echo $#' > /root/plain; chmod 755 /root/plain")
+    assert (await box.run("/root/plain", *["a"] * count)).stdout == f"{count}\n".encode()
+    assert await box.out("echo lives") == "lives\n"

@@ -1,19 +1,25 @@
 """What an aether that only waits keeps of a host's memory: thousands of them do."""
 
+import os
 from pathlib import Path
 
 import pytest
 
 pytestmark = pytest.mark.root
+CPUSET = Path("/sys/fs/cgroup/cpuset")
 
 
 def parent_of(pid: int) -> int:
     return int(Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[1])
 
 
-def aether_of(box) -> int:
+def init_of(box) -> int:
     (init,) = (box.group() / "cgroup.procs").read_text().split()
-    return parent_of(int(init))
+    return int(init)
+
+
+def aether_of(box) -> int:
+    return parent_of(init_of(box))
 
 
 def status(pid: int, field: str) -> int:
@@ -55,3 +61,28 @@ async def test_what_a_birth_and_commands_dirtied_goes_back(boxes, until):
 async def test_it_and_the_launcher_are_told_apart_by_their_names(boxes):
     aether = aether_of(await boxes())
     assert titles(aether, parent_of(aether)) == ["aether", "dsec-native launcher"]
+
+
+@pytest.mark.skipif(
+    not (CPUSET / "cpuset.cpus").exists() or len(os.sched_getaffinity(0)) < 2, reason="needs the v1 cpuset and two processors"
+)
+async def test_processors_that_a_cpuset_is_given_later_are_used(boxes, until):
+    launcher = parent_of(aether_of(await boxes()))
+    cpus = sorted(os.sched_getaffinity(0))
+    group = CPUSET / f"dsec-test-{os.getpid()}"
+    group.mkdir()
+    try:
+        (group / "cpuset.mems").write_text((CPUSET / "cpuset.mems").read_text())
+        (group / "cpuset.cpus").write_text(str(cpus[-1]))
+        (group / "tasks").write_text(str(launcher))
+        narrow = await boxes()
+        assert os.sched_getaffinity(aether_of(narrow)) == {cpus[-1]}
+        (group / "cpuset.cpus").write_text(",".join(map(str, cpus)))
+        for box in (narrow, await boxes()):
+            init = init_of(box)
+            await until(lambda pid=init: os.sched_getaffinity(pid) == set(cpus))
+            assert os.sched_getaffinity(aether_of(box)) == set(cpus)
+    finally:
+        for pid in (group / "tasks").read_text().split():
+            (CPUSET / "tasks").write_text(pid)
+        group.rmdir()

@@ -13,6 +13,7 @@ import msgspec
 import pytest
 
 from dsec.backends.container.backend import ContainerBackend
+from dsec.backends.container.frames import encode_fields
 from dsec.backends.protocol import SandboxSpec
 from dsec.environments import ScratchStore
 from dsec.resources.hierarchies import probe
@@ -389,6 +390,21 @@ async def test_the_launcher_is_started_again_after_it_died(boxes):
     assert (await first.run("echo", "1")).stdout + (await second.run("echo", "2")).stdout == b"1\n2\n"
 
 
+async def test_a_launcher_that_does_not_know_all_that_is_to_be_hidden_is_none(boxes, monkeypatch):
+    monkeypatch.setattr("dsec.backends.container.wire.LAUNCH_VERSION", 1)
+    os.kill(boxes.backend._launcher.pid, signal.SIGKILL)
+    with pytest.raises(SandboxFailed, match="dies as it starts") as raised:
+        await boxes()
+    assert raised.value.ran == "not-run"
+    assert "edge has version 1 of LAUNCH" in boxes.backend._launcher._log.read_text()
+
+
+async def test_a_wish_that_the_launcher_does_not_know_is_refused(boxes, monkeypatch):
+    monkeypatch.setattr("dsec.backends.container.birth._walls", lambda masked: encode_fields([(199, "/proc/new")]))
+    with pytest.raises(InvalidArgument, match="LAUNCH field 199"):
+        await boxes()
+
+
 @pytest.mark.slow
 async def test_births_under_way_survive_the_launchers_death(boxes):
     await boxes()
@@ -436,3 +452,17 @@ async def test_many_births_and_ends_leave_nothing(boxes, home):
 
 def daemons(boxes):
     return {int(pid) for pid in Path(boxes.backend._cgroups.daemons_dir, "cgroup.procs").read_text().split()}
+
+
+async def test_a_launcher_that_dies_as_it_starts_leaves_nobody_at_its_socket(boxes, until):
+    launcher = boxes.backend._launcher
+    await boxes()
+    for delay in range(20):
+        launcher._discard()
+        await asyncio.to_thread(launcher._start)
+        begun = time.perf_counter()
+        while time.perf_counter() - begun < delay * 0.0001:
+            pass
+        os.kill(launcher.pid, signal.SIGKILL)
+        await until(launcher.died)
+    assert await (await boxes()).out("echo lives") == "lives\n"

@@ -154,7 +154,6 @@ class DoubleBackend:
         self.stuck_snapshots: set[str] = set()
         self.branch_gate: asyncio.Event | None = None
         self.launching = 0
-        self.created = 0
         self.most_launching = 0
         self.on_event: EventCallback = lambda sandbox_id, event: None
 
@@ -185,7 +184,6 @@ class DoubleBackend:
         finally:
             self.launching -= 1
         guest = self.host.guests[spec.sandbox_id] = Guest(spec)
-        self.created += 1
         return DoubleChannel(self, guest)
 
     async def adopt(self, spec: SandboxSpec) -> DoubleChannel | None:

@@ -53,10 +53,7 @@ class Node:
 
     def freeze_journal(self, edge: Edge) -> None:
         """From now on nothing more is committed."""
-        journal = edge._core.journal
-        journal._hand_over = lambda: None
-        if journal._timer is not None:
-            journal._timer.cancel()
+        edge._core.journal._hand_over = lambda: None
 
     async def crash(self, edge: Edge) -> None:
         """As nearly as one process can: nothing more is committed, nothing more reaches the host."""

@@ -9,6 +9,7 @@ import sqlite3
 import subprocess
 import sys
 import textwrap
+import threading
 import time
 
 import pytest
@@ -140,15 +141,8 @@ async def test_a_journal_that_cannot_be_written_says_so_and_loses_nothing(journa
     await journal.flush()
     assert called == ["large"]
     assert journal.failure is None
-    assert journal.sandbox("sb-refused") is not None
+    assert journal.sandbox("sb-refused") is None
     blocker.close()
-
-
-async def test_a_new_sandbox_is_written_as_it_is_by_then(journal):
-    journal.add_sandboxes([sandbox("sb-a"), sandbox("sb-b")])
-    journal.set_status("sb-a", "paused", over=False, ended_at=None, status=b"now")
-    await journal.flush()
-    assert [(row.state, row.status) for row in map(journal.sandbox, ("sb-a", "sb-b"))] == [("paused", b"now"), ("running", b"status")]
 
 
 async def test_it_is_congested_by_unwritten_output(journal, monkeypatch):
@@ -285,20 +279,87 @@ async def test_what_was_said_to_be_safe_survives_a_kill(tmp_path, lines):
         await journal.aclose()
 
 
-async def test_a_flush_behind_a_commit_that_fails_does_not_say_that_all_is_written(journal, monkeypatch):
-    write, refused = Batch.write, []
+async def until(condition, seconds=10.0):
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, "it did not come true in time"
+        await asyncio.sleep(0.001)
 
-    def refuse(batch, db):
-        if batch.packs and not refused:
-            refused.append(batch)
-            raise OSError(28, "No space left on device")
-        write(batch, db)
 
-    monkeypatch.setattr(Batch, "write", refuse)
+class Disk:
+    """The writes of the journal, by number: those in `fail` are refused, those in `gated` wait for their gate."""
+
+    def __init__(self, monkeypatch, fail, gated=()):
+        self.begun = 0
+        self.gates = {number: threading.Event() for number in gated}
+        write = Batch.write
+
+        def guarded(batch, db):
+            self.begun += 1
+            number = self.begun
+            if number in self.gates:
+                assert self.gates[number].wait(10)
+            if number in fail:
+                raise OSError(28, "No space left on device")
+            write(batch, db)
+
+        monkeypatch.setattr(Batch, "write", guarded)
+
+    async def reached(self, number):
+        await until(lambda: self.begun >= number)
+
+
+async def test_a_flush_behind_a_commit_that_fails_takes_along_what_was_not_written(journal, monkeypatch):
+    disk = Disk(monkeypatch, fail=[1], gated=[1])
     journal.put_pack(PackRow("op", "sb", "taking", 1.0, b"", b"", b""))
     journal._hand_over()  # nobody waits for this one: the writer's thread has it
+    await disk.reached(1)
+    flushing = asyncio.ensure_future(journal.flush())
+    await asyncio.sleep(0)
+    disk.gates[1].set()
+    await flushing
+    assert journal.pack("op").state == "taking"
+
+
+async def test_a_flush_fails_while_what_came_before_cannot_be_written(journal, monkeypatch):
+    disk = Disk(monkeypatch, fail=[1, 2], gated=[1])
+    journal.put_pack(PackRow("op", "sb", "taking", 1.0, b"", b"", b""))
+    journal._hand_over()
+    await disk.reached(1)
+    flushing = asyncio.ensure_future(journal.flush())
+    await asyncio.sleep(0)
+    disk.gates[1].set()
     with pytest.raises(Overloaded):
-        await journal.flush()
+        await flushing
     assert journal.pack("op") is None
     await journal.flush()
     assert journal.pack("op").state == "taking"
+
+
+async def test_an_end_that_was_acknowledged_is_not_overwritten_by_a_beginning_that_was_refused(journal, monkeypatch):
+    disk = Disk(monkeypatch, fail=[1], gated=[1])
+    acknowledged = []
+    journal.put_op(op("a"))
+    journal._hand_over()
+    await disk.reached(1)
+    journal.put_op(op("a", state="exited", stdout=b"output"), lambda: acknowledged.append(1))
+    journal._hand_over()
+    disk.gates[1].set()
+    await until(lambda: acknowledged)
+    await journal.flush()
+    assert (journal.op("sb-1", "a").state, await journal.output("sb-1", "a")) == ("exited", (b"output", b"err"))
+
+
+async def test_a_status_that_was_refused_does_not_overwrite_a_later_one(journal, monkeypatch):
+    journal.add_sandboxes([sandbox("sb-1")])
+    await journal.flush()
+    disk = Disk(monkeypatch, fail=[1], gated=[1])
+    journal.set_status("sb-1", "running", over=False, ended_at=None, status=b"untold")
+    journal._hand_over()
+    await disk.reached(1)
+    journal.set_status("sb-1", "stopped", over=True, ended_at=3.0, status=b"over")
+    journal._hand_over()
+    disk.gates[1].set()
+    await disk.reached(2)
+    await journal.flush()
+    assert journal.sandbox("sb-1").state == "stopped"

@@ -225,12 +225,10 @@ class Creation:
         return sandboxes, errors
 
     async def _enter(self, sandboxes: list[Sandbox]) -> None:
-        """On record before anybody is told, with what becomes of them: what a restart finds without a record it removes as well as what it
-        finds untold. Where the journal could not be written, nothing is launched until it can."""
+        """On record before the first of them is launched, so that no kernel object is ever without a record."""
         journal = self._core.journal
         journal.add_sandboxes([sandbox.row() for sandbox in sandboxes])
-        if journal.failure is not None:
-            await journal.flush()
+        await journal.flush()
 
     async def _launch(self, sandbox: Sandbox) -> None:
         core = self._core

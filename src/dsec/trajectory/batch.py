@@ -64,11 +64,10 @@ class Batch:
         try:
             if self.deleted_ops:
                 db.executemany(rows.DELETE_OP, list(self.deleted_ops))
-            statuses = dict(self.statuses)
             if self.new_sandboxes:
-                db.executemany(rows.PUT_SANDBOX, [_with_status(row, statuses) for row in self.new_sandboxes])
-            if statuses:
-                db.executemany(rows.SET_STATUS, [(*status, sandbox_id) for sandbox_id, status in statuses.items()])
+                db.executemany(rows.PUT_SANDBOX, self.new_sandboxes)
+            if self.statuses:
+                db.executemany(rows.SET_STATUS, [(*status, sandbox_id) for sandbox_id, status in self.statuses.items()])
             if self.ops:
                 db.executemany(rows.PUT_OP, list(self.ops.values()))
             if self.sessions:
@@ -88,8 +87,7 @@ class Batch:
             raise
 
     def put_back_under(self, newer: Batch) -> None:
-        """Give what could not be written to `newer`, whose versions win. Keys stay out: their creators were told."""
-        newer.new_sandboxes = [*self.new_sandboxes, *newer.new_sandboxes]
+        """Give what could not be written to `newer`, whose versions win. New sandboxes and keys stay out: their creators were told."""
         newer.statuses = {**self.statuses, **newer.statuses}
         kept = {key: row for key, row in self.ops.items() if key not in newer.deleted_ops}
         newer.ops = {**kept, **newer.ops}
@@ -100,11 +98,3 @@ class Batch:
         newer.deleted_packs |= self.deleted_packs - newer.packs.keys()
         newer.committed = [*self.committed, *newer.committed]
         newer.payload_bytes += self.payload_bytes
-
-
-def _with_status(row: SandboxRow, statuses: dict[str, tuple[str, int, float | None, bytes]]) -> SandboxRow:
-    """The row as it is by now: one statement instead of two. What is used goes from `statuses`."""
-    if (now := statuses.pop(row.sandbox_id, None)) is None:
-        return row
-    state, over, ended_at, status = now
-    return row._replace(state=state, over=over, ended_at=ended_at, status=status)

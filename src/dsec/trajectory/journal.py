@@ -1,8 +1,8 @@
 """The journal: SQLite in WAL mode, one writer thread, group commits. It survives kill -9 at any point.
 
-What must be on record before the world goes on (a sandbox, before anybody is told of it) is awaited by `flush`; what may lag (states, and
-results, which aether still holds) is committed a few milliseconds later, and callbacks run after the commit. With synchronous=NORMAL a
-commit is a write to the page cache: it survives the death of the process, and a power cut takes the sandboxes anyway.
+What must be on record before the world changes (a sandbox about to be launched) is awaited by `flush`; what may lag (states, results,
+which aether still holds) is committed a few milliseconds later, and callbacks run after the commit. With synchronous=NORMAL a commit is a
+write to the page cache: it survives the death of the process, and a power cut takes the sandboxes anyway.
 """
 
 from __future__ import annotations
@@ -69,8 +69,8 @@ class Journal:
         self._forgotten: set[tuple[str, str]] = set()
         """Operations that are forgotten, but in the file still."""
         self._growth: tuple[int, asyncio.Event] | None = None
-        self._owed = False
-        """What could not be written came back, and has not been tried again: nothing later counts as committed without it."""
+        self._unwritten: Batch | None = None
+        """What could not be written: the next batch takes it along, so that none overtakes it. Of whoever holds `_writing`."""
         self.grown_bytes = 0
         """Output written since `grown` last returned."""
         self.failure: Exception | None = None
@@ -110,7 +110,7 @@ class Journal:
     # -- writing
 
     def add_sandboxes(self, new: Iterable[SandboxRow]) -> None:
-        """Rows of sandboxes that are about to be made; await `flush` before anybody is told of them."""
+        """Rows of sandboxes that are about to be made; await `flush` before they are."""
         self._batch.new_sandboxes.extend(new)
         self._schedule()
 
@@ -208,7 +208,6 @@ class Journal:
             self._timer.cancel()
             self._timer = None
         self._soon = False
-        self._owed = False
         batch, self._batch = self._batch, Batch()
         if not self._written_at_once(batch):
             self._under_way += 1
@@ -219,9 +218,13 @@ class Journal:
         less than it takes to wake a thread and be woken by it."""
         if batch.waiters is None or self._under_way or not batch.small or not self._writing.acquire(blocking=False):
             return False
+        if self._unwritten is not None:
+            self._writing.release()
+            return False
         try:
             batch.write(self._writer)
         except Exception as error:
+            self._unwritten = batch
             self._failed(batch, error)
         else:
             self._done(batch)
@@ -239,9 +242,13 @@ class Journal:
         if not isinstance(item, Batch):
             item(self._writer)
             return
+        if self._unwritten is not None:
+            self._unwritten.put_back_under(item)
+            self._unwritten = None
         try:
             item.write(self._writer)
         except Exception as error:
+            self._unwritten = item
             self._report(self._came_back, self._failed, item, error)
         else:
             self._report(self._came_back, self._done, item)
@@ -288,11 +295,7 @@ class Journal:
             self._drained.set()
             self._drained = None
         if batch.waiters is not None and not batch.waiters.done():
-            if self._owed:
-                batch.waiters.set_exception(Overloaded("the journal cannot be written: what came before is not", cause="journal"))
-                batch.waiters.exception()
-            else:
-                batch.waiters.set_result(None)
+            batch.waiters.set_result(None)
         for callback in batch.committed:
             callback()
 
@@ -301,8 +304,6 @@ class Journal:
         if batch.waiters is not None and not batch.waiters.done():
             batch.waiters.set_exception(Overloaded(f"the journal cannot be written: {error}", cause="journal"))
             batch.waiters.exception()
-        batch.put_back_under(self._batch)
-        self._owed = True
         if self._timer is None and not self._soon:
             self._timer = self._loop.call_later(RETRY_SECONDS, self._hand_over)
 

@@ -184,7 +184,12 @@ class ContainerBackend:
             died = self._launcher.died() or 0 < starts < self._launcher.starts
             if error.cause != "launch-failed" or not died or not self._ranges.claim(spec.range_index, spec.sandbox_id):
                 raise
-        return await self._attempt(spec)
+        try:
+            return await self._attempt(spec)
+        except SandboxFailed as error:
+            if error.cause == "launch-failed" and self._launcher.starts > starts and self._launcher.died():
+                raise self._launcher.dying() from error
+            raise
 
     async def _attempt(self, spec: SandboxSpec) -> ContainerChannel:
         try:
@@ -272,21 +277,22 @@ class ContainerBackend:
         Who waits at the other end of `birth` is told at once: the way by the event loop would take two turns more. `birth` is closed.
         """
         if birth is None:
-            return self._prepared(spec)
-        # A sandbox that is in the making waits for it, and would else take the CPU from it.
-        with birth, ahead_of_others():
-            layers = self._prepared(spec)
+            return self._prepared(spec, contextlib.nullcontext())
+        with birth:
+            # A sandbox in the making waits for its scratch folder, and would else take the CPU from it.
+            layers = self._prepared(spec, ahead_of_others())
             # Whether it has ended is seen by the watch, and nothing else has been sent that the socket's buffer could be full of.
             with contextlib.suppress(OSError):
                 birth.send(encode_frame(wire.LAYERS, layers_payload(layers)))
             return layers
 
-    def _prepared(self, spec: SandboxSpec) -> list[str]:
+    def _prepared(self, spec: SandboxSpec, hurry: contextlib.AbstractContextManager[None]) -> list[str]:
         digests = [layer.rpartition("@")[2] for layer in spec.layers]
         layers = self._layers.acquire(digests, spec.sandbox_id)
         if not spec.snapshot:
             like = Path(layers[-1]) if spec.renewed else None
-            self._scratch.create(spec.sandbox_id, spec.args.disk_limit_mb << 20, like=like)
+            with hurry:
+                self._scratch.create(spec.sandbox_id, spec.args.disk_limit_mb << 20, like=like)
         elif not self._scratch.folder(spec.sandbox_id).exists():
             for error in self._branch(spec.snapshot, [spec]).values():
                 raise error

@@ -58,6 +58,10 @@ class Launcher:
             self._discard()
         return gone
 
+    def dying(self) -> SandboxFailed:
+        """What to tell of one that does not live."""
+        return SandboxFailed(f"the launcher dies as it starts; {self._log} says why", cause="launch-failed", ran="not-run")
+
     async def begin(self) -> None:
         """So that the first sandbox need not wait for it. What fails here, the first launch meets and tells."""
         async with self._lock:
@@ -82,7 +86,7 @@ class Launcher:
                 except (BrokenPipeError, ConnectionResetError):
                     self._discard()
                     if attempt == 2:
-                        raise SandboxFailed("the launcher dies as it starts; see its log", cause="launch-failed", ran="not-run") from None
+                        raise self.dying() from None
                 except BaseException:
                     self._discard()
                     raise
@@ -115,12 +119,8 @@ class Launcher:
                     # setsid: a Ctrl-C at edge's terminal is not for the sandboxes. posix_spawn: no copy of edge's page tables.
                     pid = os.posix_spawn(
                         self._binary,
-                        [str(self._binary), "launcher"],
-                        {
-                            "PATH": "/usr/sbin:/usr/bin:/sbin:/bin",
-                            "LANG": "C.UTF-8",
-                            "GLIBC_TUNABLES": "glibc.malloc.tcache_count=0:glibc.malloc.mxfast=0",
-                        },
+                        [str(self._binary), "launcher", str(wire.LAUNCH_VERSION)],
+                        ENVIRONMENT,
                         file_actions=[
                             (os.POSIX_SPAWN_DUP2, null, 0),
                             (os.POSIX_SPAWN_DUP2, null, 1),

@@ -5,6 +5,8 @@ from __future__ import annotations
 from typing import Final
 
 VERSION: Final = 1
+LAUNCH_VERSION: Final = 2
+"""Of what LAUNCH may say; to be raised with each field that a launcher must not leave out."""
 HEADER_BYTES: Final = 8
 MAX_PAYLOAD: Final = 4 << 20
 MAX_DATA: Final = 1 << 20
