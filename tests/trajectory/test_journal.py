@@ -279,13 +279,6 @@ async def test_what_was_said_to_be_safe_survives_a_kill(tmp_path, lines):
         await journal.aclose()
 
 
-async def until(condition, seconds=10.0):
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, "it did not come true in time"
-        await asyncio.sleep(0.001)
-
-
 class Disk:
     """The writes of the journal, by number: those in `fail` are refused, those in `gated` wait for their gate."""
 
