@@ -374,7 +374,7 @@ class SessionRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     cwd: str | None = None
     env: dict[str, str] = {}
     session_id: str | None = None
-    """Unique among all sandboxes; where none is given the server makes one. Repeating it gives the session that was opened."""
+    """Unique within the sandbox; where none is given the server makes one. Repeating it gives the session that was opened."""
 
 
 class SessionInfo(msgspec.Struct, kw_only=True):

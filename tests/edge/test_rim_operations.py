@@ -397,16 +397,25 @@ async def test_a_repeated_session_id_opens_no_other(node, edge, sandbox):
     first, second = await asyncio.gather(edge.open_session(sandbox, asked), edge.open_session(sandbox, asked))
     assert first == second == await edge.open_session(sandbox, asked)
     assert node.host.guests[sandbox].shells == {"mine"}
-    other = (await edge.create(request())).sandboxes[0].sandbox_id
-    for where, again in ((sandbox, SessionRequest(session_id="mine")), (other, asked)):
-        with pytest.raises(Conflict) as raised:
-            await edge.open_session(where, again)
-        assert (raised.value.field, raised.value.cause) == ("session_id", "session-id-reused")
+    with pytest.raises(Conflict) as raised:
+        await edge.open_session(sandbox, SessionRequest(session_id="mine"))
+    assert (raised.value.field, raised.value.cause) == ("session_id", "session-id-reused")
     await edge.close_session(sandbox, "mine")
     assert (await edge.open_session(sandbox, asked)).state == "closed"
     with pytest.raises(InvalidArgument) as invalid:
         await edge.open_session(sandbox, SessionRequest(session_id="a/b"))
     assert invalid.value.field == "session_id"
+
+
+async def test_a_session_id_is_its_sandboxs_own(node, edge, sandbox):
+    other = (await edge.create(request())).sandboxes[0].sandbox_id
+    asked = SessionRequest(session_id="main")
+    await asyncio.gather(edge.open_session(sandbox, asked), edge.open_session(other, asked))
+    assert node.host.guests[sandbox].shells == node.host.guests[other].shells == {"main"}
+    await edge.stop(sandbox)
+    assert [info.state for info in await edge.sessions(other)] == ["open"]
+    third = (await edge.create(request())).sandboxes[0].sandbox_id
+    assert (await edge.open_session(third, asked)).sandbox_id == third
 
 
 async def test_a_session_whose_caller_left_is_gone_before_its_id_opens_another(node, edge, sandbox, monkeypatch):

@@ -173,6 +173,29 @@ async def test_a_foreign_schema_is_refused(tmp_path):
         await Journal(tmp_path / "edge.db").open()
 
 
+async def test_a_journal_of_the_first_schema_is_carried_over(tmp_path):
+    with sqlite3.connect(tmp_path / "edge.db") as db:
+        db.executescript("""
+            CREATE TABLE meta (name TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;
+            INSERT INTO meta VALUES ('schema', '1');
+            CREATE TABLE sessions (
+                session_id TEXT PRIMARY KEY, sandbox_id TEXT NOT NULL, state TEXT NOT NULL, created_at REAL NOT NULL, request BLOB NOT NULL
+            ) WITHOUT ROWID;
+            CREATE INDEX sessions_sandbox ON sessions (sandbox_id);
+            INSERT INTO sessions VALUES ('main', 'sb-1', 'open', 1.0, x'72');
+        """)
+    db.close()
+    for _ in range(2):
+        journal = Journal(tmp_path / "edge.db")
+        await journal.open()
+        journal.put_session(SessionRow("main", "sb-2", "open", 2.0, b"s"))
+        await journal.flush()
+        assert journal.session("sb-1", "main") == SessionRow("main", "sb-1", "open", 1.0, b"r")
+        assert journal.session("sb-2", "main") == SessionRow("main", "sb-2", "open", 2.0, b"s")
+        assert journal.meta("schema") == "2"
+        await journal.aclose()
+
+
 async def test_old_records_are_dropped_and_living_ones_never(journal):
     journal.add_sandboxes([sandbox("sb-old", "stopped", 1, 10.0), sandbox("sb-new", "stopped", 1, 1000.0), sandbox("sb-live")])
     for sandbox_id in ("sb-old", "sb-new", "sb-live"):

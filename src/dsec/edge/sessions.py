@@ -25,21 +25,22 @@ class Sessions:
     def __init__(self, core: Core, operations: Operations) -> None:
         self._core = core
         self._operations = operations
-        self._opening: dict[str, asyncio.Future[None]] = {}
-        """By id, those that are being opened, or undone again."""
+        self._opening: dict[tuple[str, str], asyncio.Future[None]] = {}
+        """By sandbox and id, those that are being opened, or undone again."""
 
     async def open_session(self, sandbox_id: str, request: SessionRequest) -> SessionInfo:
         """See Edge.open_session."""
         check_session(request)
         blob = encode_request(request)
         session_id = request.session_id or new_session_id()
-        while (other := self._opening.get(session_id)) is not None:
+        key = (sandbox_id, session_id)
+        while (other := self._opening.get(key)) is not None:
             await asyncio.wait([other])
         if request.session_id is not None and (known := self._opened(sandbox_id, session_id, blob)) is not None:
             return _info(known)
         sandbox = self._core.living(sandbox_id)
-        self._opening[session_id] = over = asyncio.get_running_loop().create_future()
-        over.add_done_callback(lambda _: self._opening.pop(session_id))
+        self._opening[key] = over = asyncio.get_running_loop().create_future()
+        over.add_done_callback(lambda _: self._opening.pop(key))
         try:
             channel = await self._core.usable(sandbox)
             row = SessionRow(session_id, sandbox_id, "open", clock.now(), blob)
@@ -58,14 +59,14 @@ class Sessions:
         return _info(row)
 
     def _opened(self, sandbox_id: str, session_id: str, request: bytes) -> SessionRow | None:
-        """The session that a repeated id means. Conflict where it is that of another request, or of another sandbox's."""
+        """The session that a repeated id means. Conflict where it is that of another request."""
         sandbox = self._core.find(sandbox_id)
         row = None if sandbox is None else sandbox.sessions.get(session_id)
-        row = row or self._core.journal.session(session_id)
+        row = row or self._core.journal.session(sandbox_id, session_id)
         if row is None:
             return None
         # One found again after a crash before its request was on record has none to compare.
-        if row.sandbox_id != sandbox_id or (row.request and row.request != request):
+        if row.request and row.request != request:
             raise Conflict(f"session id {session_id} was used for another request", field="session_id", cause="session-id-reused")
         return row
 
@@ -101,7 +102,7 @@ class Sessions:
         sandbox = self._core.find(sandbox_id)
         row = None if sandbox is None else sandbox.sessions.get(session_id)
         if sandbox is None or row is None:
-            if any(row.session_id == session_id for row in self._core.journal.sessions(sandbox_id)):
+            if self._core.journal.session(sandbox_id, session_id) is not None:
                 return
             raise NotFound(f"sandbox {sandbox_id} has no session {session_id!r:.150}", field="session_id")
         channel = await self._core.usable(sandbox)
@@ -114,7 +115,7 @@ class Sessions:
     def _open(self, sandbox: Sandbox, session_id: str) -> None:
         if session_id in sandbox.sessions:
             return
-        if any(row.session_id == session_id for row in self._core.journal.sessions(sandbox.id)):
+        if self._core.journal.session(sandbox.id, session_id) is not None:
             raise Conflict(f"session {session_id} is closed", cause="closed")
         raise NotFound(f"sandbox {sandbox.id} has no session {session_id!r:.150}", field="session_id")
 

@@ -38,7 +38,7 @@ class Batch:
         self.statuses: dict[str, tuple[str, int, float | None, bytes]] = {}
         self.ops: dict[tuple[str, str], OpRow] = {}
         self.deleted_ops: set[tuple[str, str]] = set()
-        self.sessions: dict[str, SessionRow] = {}
+        self.sessions: dict[tuple[str, str], SessionRow] = {}
         self.keys: dict[str, KeyRow] = {}
         self.deleted_keys: set[str] = set()
         self.packs: dict[str, PackRow] = {}

@@ -49,6 +49,23 @@ def connect(path: Path, *, read_only: bool = False) -> sqlite3.Connection:
     return db
 
 
+def _migrated(db: sqlite3.Connection) -> str:
+    """Make an older journal this version's, step by step; the schema that it has then."""
+    while True:
+        (found,) = db.execute("SELECT value FROM meta WHERE name='schema'").fetchone()
+        if found not in rows.MIGRATIONS:
+            return str(found)
+        db.execute("BEGIN IMMEDIATE")
+        try:
+            for step in rows.MIGRATIONS[found]:
+                db.execute(step)
+            db.execute("COMMIT")
+        except BaseException:
+            if db.in_transaction:
+                db.execute("ROLLBACK")
+            raise
+
+
 class Journal:
     """Open it with `open`, in the event loop that uses it. All methods but `flush`, `run` and `aclose` return at once."""
 
@@ -91,7 +108,7 @@ class Journal:
         writer = connect(self.path)
         writer.executescript(rows.SCHEMA)
         writer.execute("INSERT OR IGNORE INTO meta VALUES ('schema', ?)", (str(rows.SCHEMA_VERSION),))
-        (found,) = writer.execute("SELECT value FROM meta WHERE name='schema'").fetchone()
+        found = _migrated(writer)
         if found != str(rows.SCHEMA_VERSION):
             writer.close()
             raise RuntimeError(f"{self.path} has journal schema {found}, this version of DSec reads {rows.SCHEMA_VERSION}")
@@ -142,7 +159,7 @@ class Journal:
 
     def put_session(self, row: SessionRow) -> None:
         """A session opens or closes."""
-        self._batch.sessions[row.session_id] = row
+        self._batch.sessions[row.sandbox_id, row.session_id] = row
         self._schedule()
 
     def put_key(self, row: KeyRow) -> None:
@@ -357,11 +374,11 @@ class Journal:
         found = self._reader.execute("SELECT * FROM sessions WHERE sandbox_id=? ORDER BY created_at", (sandbox_id,))
         return [SessionRow(*row) for row in found]
 
-    def session(self, session_id: str) -> SessionRow | None:
-        """A shell session, whatever its sandbox; or None."""
-        if (pending := self._batch.sessions.get(session_id)) is not None:
+    def session(self, sandbox_id: str, session_id: str) -> SessionRow | None:
+        """One shell session of the sandbox, or None."""
+        if (pending := self._batch.sessions.get((sandbox_id, session_id))) is not None:
             return pending
-        row = self._reader.execute("SELECT * FROM sessions WHERE session_id=?", (session_id,)).fetchone()
+        row = self._reader.execute("SELECT * FROM sessions WHERE sandbox_id=? AND session_id=?", (sandbox_id, session_id)).fetchone()
         return None if row is None else SessionRow(*row)
 
     def key(self, key: str) -> KeyRow | None:

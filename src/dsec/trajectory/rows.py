@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 __all__ = ["SCHEMA", "KeyRow", "OpRow", "PackRow", "SandboxRow", "SessionRow"]
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 
 SCHEMA = """
 CREATE TABLE IF NOT EXISTS meta (name TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;
@@ -41,13 +41,13 @@ CREATE TABLE IF NOT EXISTS ops (
     UNIQUE (sandbox_id, op_id)
 );
 CREATE TABLE IF NOT EXISTS sessions (
-    session_id TEXT PRIMARY KEY,
+    session_id TEXT NOT NULL,
     sandbox_id TEXT NOT NULL,
     state TEXT NOT NULL,        -- open, closed
     created_at REAL NOT NULL,
-    request BLOB NOT NULL
+    request BLOB NOT NULL,
+    PRIMARY KEY (sandbox_id, session_id)
 ) WITHOUT ROWID;
-CREATE INDEX IF NOT EXISTS sessions_sandbox ON sessions (sandbox_id);
 CREATE TABLE IF NOT EXISTS idempotency (
     key TEXT PRIMARY KEY,
     request BLOB NOT NULL,
@@ -65,6 +65,27 @@ CREATE TABLE IF NOT EXISTS packs (
     info BLOB NOT NULL
 ) WITHOUT ROWID;
 """
+
+MIGRATIONS = {
+    # A session's id is its sandbox's own.
+    "1": (
+        """
+        CREATE TABLE sessions_2 (
+            session_id TEXT NOT NULL,
+            sandbox_id TEXT NOT NULL,
+            state TEXT NOT NULL,
+            created_at REAL NOT NULL,
+            request BLOB NOT NULL,
+            PRIMARY KEY (sandbox_id, session_id)
+        ) WITHOUT ROWID
+        """,
+        "INSERT INTO sessions_2 SELECT session_id, sandbox_id, state, created_at, request FROM sessions",
+        "DROP TABLE sessions",
+        "ALTER TABLE sessions_2 RENAME TO sessions",
+        "UPDATE meta SET value='2' WHERE name='schema'",
+    )
+}
+"""By the version that a journal has: what makes it the next one, in one transaction."""
 
 
 class SandboxRow(NamedTuple):
@@ -141,7 +162,7 @@ PUT_OP = (
 DELETE_OP = "DELETE FROM ops WHERE sandbox_id=? AND op_id=?"
 PUT_SESSION = (
     "INSERT INTO sessions (session_id, sandbox_id, state, created_at, request) VALUES (?,?,?,?,?) "
-    "ON CONFLICT (session_id) DO UPDATE SET state=excluded.state"
+    "ON CONFLICT (sandbox_id, session_id) DO UPDATE SET state=excluded.state"
 )
 PUT_KEY = (
     "INSERT INTO idempotency (key, request, sandbox_ids, errors, created_at) VALUES (?,?,?,?,?) "
