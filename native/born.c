@@ -1,6 +1,7 @@
 /* From a spec to a running, empty sandbox: its init is up in its own namespaces and waits for children to reap. */
 #define _GNU_SOURCE
 #include "aether.h"
+#include "paths.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -204,6 +205,22 @@ static int parts_make(struct sandbox *s, int status, struct trouble *t) {
     return 0;
 }
 
+/* What the caller asked for must be there. What only the image says is not looked at: commands fall back to "/" without its folder. */
+static int asked_find(const struct sandbox *s, struct trouble *t) {
+    if (s->spec.cwd_asked) {
+        int fd = open_inside(s->root, s->spec.cwd, O_PATH | O_DIRECTORY, 0);
+        if (fd < 0)
+            return fail(t, "invalid_argument", "workdir", -1, "workdir %.150s is no folder in the sandbox", s->spec.cwd);
+        close(fd);
+    }
+    struct user user;
+    if (s->spec.user_asked && user_find(s, s->spec.user, &user, t) < 0) {
+        t->field = "init_user";
+        return -1;
+    }
+    return 0;
+}
+
 int sandbox_start(struct sandbox *s, struct trouble *t) {
     int rc = -1, status[2] = {-1, -1};
     if (socket_bind(s, t) < 0 || cgroups_make_first(s, t) < 0)
@@ -232,7 +249,7 @@ int sandbox_start(struct sandbox *s, struct trouble *t) {
         fail(t, "internal", NULL, -1, "cannot reach the sandbox's root");
         goto out;
     }
-    rc = 0;
+    rc = asked_find(s, t);
 out:
     close(status[0]);
     return rc;

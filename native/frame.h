@@ -8,7 +8,7 @@
 
 #define FRAME_VERSION 1
 /* Of what LAUNCH may say. A launcher of another one is none: it might leave out a wall. */
-#define LAUNCH_VERSION "2"
+#define LAUNCH_VERSION "3"
 #define FRAME_HEADER   8
 #define FRAME_MAX      (4u << 20)
 #define DATA_MAX       (1u << 20)
@@ -136,6 +136,8 @@ enum tag {
     T_SYS_SHOWN = 126,
     T_MASK_FILE = 127,
     T_MASK_FOLDER = 128,
+    T_CWD_ASKED = 129,
+    T_USER_ASKED = 130,
 };
 
 struct frame {

@@ -81,6 +81,8 @@ static int64_t *number_slot(struct spec *s, int tag) {
     case T_SHM_BYTES: return &s->shm_bytes;
     case T_MEMORY_BYTES: return &s->memory_bytes;
     case T_SESSION_LIMIT: return &s->session_limit;
+    case T_CWD_ASKED: return &s->cwd_asked;
+    case T_USER_ASKED: return &s->user_asked;
     default: return NULL;
     }
 }
@@ -164,6 +166,8 @@ int spec_parse(struct spec *s, const struct frame *f, struct trouble *t) {
         return fail(t, "invalid_argument", NULL, 0, "LAUNCH frame is malformed");
     if (!s->sandbox_id || !s->socket_path || !s->scratch || s->uid_base <= 0 || s->uid_count < 1)
         return fail(t, "invalid_argument", NULL, 0, "LAUNCH lacks SANDBOX_ID, SOCKET_PATH, SCRATCH or the uid range");
+    if ((s->cwd_asked && !s->cwd) || (s->user_asked && !s->user))
+        return fail(t, "invalid_argument", NULL, 0, "LAUNCH asks for a CWD or a USER that it does not name");
     if (s->session_limit <= 0)
         s->session_limit = 1024;
     return 0;

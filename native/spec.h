@@ -32,7 +32,7 @@ struct filter {
 struct spec {
     char *sandbox_id, *socket_path, *hostname, *scratch, *user, *cwd;
     char *cgroup_v2, *oom_file, *memory_usage_file;
-    int64_t generation, uid_base, uid_count, caps, cpus, shm_bytes, memory_bytes, session_limit;
+    int64_t generation, uid_base, uid_count, caps, cpus, shm_bytes, memory_bytes, session_limit, cwd_asked, user_asked;
     struct list layers, cgroup_dirs, cgroup_joins, masks, mask_files, mask_folders, readonly, env, sys_shown;
     struct blobs cgroup_writes, files, sysctls;
     const struct sock_filter *seccomp;

@@ -65,6 +65,12 @@ def _files(spec: SandboxSpec, resolv_conf: str | None) -> dict[str, str]:
     return files
 
 
+def _asked(spec: SandboxSpec) -> list[tuple[int, FieldValue]]:
+    """What must be there, else the sandbox is refused. A fork has its parent's wishes, and what has become of its files."""
+    wishes = ((wire.T_CWD_ASKED, spec.args.workdir), (wire.T_USER_ASKED, spec.args.init_user))
+    return [] if spec.parent else [(tag, 1) for tag, wish in wishes if wish]
+
+
 def machine_id(spec: SandboxSpec) -> str:
     """The sandbox's own, shown over the file that its image or its parent brings, where there is one. The same after a restart of ours."""
     return hashlib.blake2b(f"{spec.sandbox_id} {spec.generation}".encode(), digest_size=16, person=b"dsec machine id").hexdigest()
@@ -104,6 +110,7 @@ def launch_payload(
         (wire.T_SESSION_LIMIT, SESSION_LIMIT),
     ]
     fields += [(wire.T_LAYER, path) for path in layers]
+    fields += _asked(spec)
     fields += [(wire.T_ENV, f"{name}={value}") for name, value in spec.env.items()]
     fields += [(wire.T_CGROUP_DIR, path) for path in plan.dirs]
     fields += [(wire.T_CGROUP_WRITE, f"{path}\0{value}") for path, value in plan.writes]

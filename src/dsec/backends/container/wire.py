@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 VERSION: Final = 1
-LAUNCH_VERSION: Final = 2
+LAUNCH_VERSION: Final = 3
 """Of what LAUNCH may say; to be raised with each field that a launcher must not leave out."""
 HEADER_BYTES: Final = 8
 MAX_PAYLOAD: Final = 4 << 20
@@ -135,6 +135,8 @@ T_SESSION_LIMIT: Final = 125
 T_SYS_SHOWN: Final = 126
 T_MASK_FILE: Final = 127
 T_MASK_FOLDER: Final = 128
+T_CWD_ASKED: Final = 129
+T_USER_ASKED: Final = 130
 
 SESSION_COMMAND: Final = 1
 SESSION_SHELL: Final = 2
