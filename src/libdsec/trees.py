@@ -24,7 +24,10 @@ BLOCK_BYTES = 256 << 10
 
 
 async def pack(root: str) -> AsyncGenerator[bytes, None]:
-    """A tar stream of what is in directory `root`, names relative to it. Devices, pipes and sockets are left out; owners are not told."""
+    """A tar stream of what is in directory `root`, names relative to it. Devices, pipes and sockets are left out; owners are not told.
+
+    Each name of a file that has several is a file of its own.
+    """
     pipe = PipeWriter()
 
     def work() -> None:
@@ -55,8 +58,13 @@ def _add_below(archive: tarfile.TarFile, root: str) -> None:
 
 
 def forget_members(archive: tarfile.TarFile) -> None:
-    """Drop what tarfile keeps of each member: a tree of a million files must not be kept."""
-    cast("Any", archive).members.clear()
+    """Drop what tarfile keeps of each member: a tree of a million files must not be kept.
+
+    Without the inodes that it has seen it packs each name of a file with the content, and none as a hard link.
+    """
+    kept = cast("Any", archive)
+    kept.members.clear()
+    kept.inodes.clear()
 
 
 def _anonymous(member: tarfile.TarInfo) -> tarfile.TarInfo | None:

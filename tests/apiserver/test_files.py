@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import io
 import os
 import stat
+import tarfile
 import threading
 
 import aiohttp
@@ -171,9 +173,6 @@ async def test_trees_go_both_ways(sandbox, root, tmp_path):
 
 
 async def test_an_archive_cannot_leave_its_folder(served, sandbox, root):
-    import io
-    import tarfile
-
     body = io.BytesIO()
     with tarfile.open(fileobj=body, mode="w") as archive:
         member = tarfile.TarInfo("../escaped")
@@ -185,6 +184,73 @@ async def test_an_archive_cannot_leave_its_folder(served, sandbox, root):
         async with session.put(url, data=b"x" * 2048) as answer:
             assert answer.status == 400
     assert [each.name for each in root.iterdir()] == ["in"]
+
+
+async def test_every_name_of_a_file_with_several_arrives(sandbox, root, tmp_path):
+    source = tmp_path / "source"
+    (source / "sub").mkdir(parents=True)
+    (source / "c").write_bytes(b"data")
+    (source / "d").hardlink_to(source / "c")
+    (source / "sub/f").hardlink_to(source / "c")
+    await sandbox.files.upload_tree(source, "/hl")
+    assert [(root / "hl" / name).read_bytes() for name in ("c", "d", "sub/f")] == [b"data"] * 3
+    await sandbox.files.download_tree("/hl", tmp_path / "back")
+    assert (tmp_path / "back/sub/f").read_bytes() == b"data"
+
+
+def entry(name, kind=tarfile.REGTYPE, target="", data=b"", mode=0o644, **headers):
+    made = tarfile.TarInfo(name)
+    made.type, made.linkname, made.size, made.mode, made.pax_headers = kind, target, len(data), mode, headers
+    return made, data
+
+
+@pytest.fixture
+async def put_tree(served, sandbox):
+    """Unpacks an archive of entries into /in; the answer's status and error."""
+
+    async def put(*entries):
+        body = io.BytesIO()
+        with tarfile.open(fileobj=body, mode="w", format=tarfile.PAX_FORMAT) as archive:
+            for made, data in entries:
+                archive.addfile(made, io.BytesIO(data))
+        url = f"http://x/v1/sandboxes/{sandbox.sandbox_id}/files/tree?path=/in"
+        async with aiohttp.ClientSession(connector=aiohttp.UnixConnector(str(served.path))) as session:
+            async with session.put(url, data=body.getvalue()) as answer:
+                return answer.status, (await answer.json())["error"] if answer.status >= 400 else None
+
+    return put
+
+
+async def test_a_hard_link_in_an_archive_becomes_a_file(put_tree, root):
+    links = entry("sub/d", tarfile.LNKTYPE, "./a/c"), entry("e", tarfile.LNKTYPE, "sub/d")
+    assert await put_tree(entry("a/c", data=b"x" * 600_000, mode=0o750), *links) == (204, None)
+    for name in ("a/c", "sub/d", "e"):
+        assert (root / "in" / name).read_bytes() == b"x" * 600_000
+        assert stat.S_IMODE((root / "in" / name).stat().st_mode) == 0o750
+
+
+@pytest.mark.parametrize(
+    "entries",
+    [
+        [entry("d", tarfile.LNKTYPE, "none")],
+        [entry("d", tarfile.LNKTYPE, "there")],
+        [entry("d", tarfile.LNKTYPE, "../secret")],
+        [entry("d", tarfile.LNKTYPE, "/secret")],
+        [entry("d", tarfile.LNKTYPE, "c"), entry("c", data=b"late")],
+        [entry("c", tarfile.SYMTYPE, "../secret"), entry("d", tarfile.LNKTYPE, "c")],
+        [entry("c", data=b"1"), entry("c", tarfile.SYMTYPE, "../secret"), entry("d", tarfile.LNKTYPE, "c")],
+        [entry("s/secret", data=b"1"), entry("d", tarfile.LNKTYPE, "s/secret")],
+        [entry("c", tarfile.DIRTYPE, mode=0o755), entry("d", tarfile.LNKTYPE, "c")],
+    ],
+)
+async def test_a_hard_link_names_a_file_of_the_archive_and_no_symlink(put_tree, root, entries):
+    (root / "secret").write_bytes(b"secret")
+    (root / "in").mkdir()
+    (root / "in/there").write_bytes(b"")
+    (root / "in/s").symlink_to("..")
+    status, error = await put_tree(*entries)
+    assert (status, error["code"], error["field"]) == (400, "invalid_argument", "body")
+    assert not (root / "in/d").exists()
 
 
 async def test_watch_tells_new_names(sandbox):

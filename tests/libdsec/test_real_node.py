@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import subprocess
 
 import aiohttp
 import pytest
@@ -200,6 +201,22 @@ async def test_trees_keep_links_and_modes(sandbox, tmp_path):
     assert found == {"a", "a/abs", "a/b", "a/tool", "root"}
     assert (back / "a/tool").stat().st_mode & 0o7777 == 0o750
     assert os.readlink(back / "root") == "/"
+
+
+async def test_hard_links_of_trees_arrive_as_files(node, sandbox, tmp_path):
+    source = tmp_path / "source"
+    (source / "sub").mkdir(parents=True)
+    (source / "c").write_bytes(b"data")
+    (source / "d").hardlink_to(source / "c")
+    (source / "sub/f").hardlink_to(source / "c")
+    await sandbox.files.upload_tree(source, "/work/hl")
+    assert (await sandbox.run_shell("cd /work/hl; cat c d sub/f")).stdout == b"data" * 3
+    packed = await asyncio.to_thread(subprocess.run, ["tar", "-C", source, "-c", "c", "d", "sub"], capture_output=True, check=True)
+    async with aiohttp.ClientSession("http://dsec", connector=aiohttp.UnixConnector(node.url.removeprefix("unix://"))) as session:
+        url = f"/v1/sandboxes/{sandbox.sandbox_id}/files/tree?path=/work/gnu"
+        async with session.put(url, data=packed.stdout) as answer:
+            assert answer.status == 204
+    assert (await sandbox.run_shell("cd /work/gnu; cat c d sub/f")).stdout == b"data" * 3
 
 
 async def test_a_port_by_tunnel_and_by_http(sandbox):

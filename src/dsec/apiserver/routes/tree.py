@@ -7,12 +7,12 @@ import os
 import tarfile
 from collections.abc import AsyncGenerator, Coroutine
 from contextlib import aclosing
-from typing import Any, TypeVar, cast
+from typing import IO, Any, TypeVar, cast
 
 from litestar import get, put
-from litestar.openapi.datastructures import ResponseSpec
 from litestar.params import FromPath
 
+from dsec.apiserver.document import TarIn, bytes_out
 from dsec.apiserver.filedata import read_pieces, write_all, write_failure
 from dsec.apiserver.paths import GuestPath, GuestUser, conversation, raw_query
 from dsec.apiserver.state import edge_of
@@ -30,10 +30,12 @@ T = TypeVar("T")
 BLOCK_BYTES = 256 << 10
 HEADER_MOST = 1 << 20
 """Of a member's extended header: longer ones would be taken into memory whole."""
+LINKABLE_MOST = 1 << 20
+"""Files of one archive that its hard links may name: what is remembered of them is all that grows with an archive."""
 _TYPES = {"file": tarfile.REGTYPE, "directory": tarfile.DIRTYPE, "symlink": tarfile.SYMTYPE}
 
 
-@get(_AT, tags=["files"], responses={200: ResponseSpec(data_container=bytes, media_type="application/x-tar")})
+@get(_AT, tags=["files"], responses={200: bytes_out("application/x-tar", "The tar stream")})
 async def read_tree(request: WireRequest, sandbox_id: FromPath[str], path: GuestPath, user: GuestUser = None) -> StreamAnswer:
     """A tar stream of all below a directory, names relative to it. Devices, pipes and sockets are left out."""
     path = raw_query(request, "path", path)
@@ -89,11 +91,12 @@ async def _member(talk: FilesConversation, entry: FileStat, name: str) -> AsyncG
         os.close(opened.fd)
 
 
-@put(_AT, tags=["files"], status_code=204)
+@put(_AT, tags=["files"], status_code=204, operation_class=TarIn)
 async def write_tree(request: WireRequest, sandbox_id: FromPath[str], path: GuestPath, user: GuestUser = None) -> None:
     """Unpack a tar stream into a directory, made if it is not there.
 
-    Each file is replaced whole; links are written, never followed outside.
+    Each file is replaced whole; symlinks are written, never followed outside. A hard link must name a file that came before it in the
+    archive, and becomes a file of its own with the same content.
     """
     path = raw_query(request, "path", path)
     async with conversation(request, sandbox_id, user) as talk:
@@ -126,6 +129,8 @@ class _Unpacking:
         self._root = root.rstrip("/")
         self._pipe = pipe
         self._loop = asyncio.get_running_loop()
+        self._linkable: set[int] = set()
+        """Hashes of the paths of the archive's files. Whether one is still a file is asked of the sandbox."""
 
     def run(self) -> None:
         try:
@@ -139,18 +144,25 @@ class _Unpacking:
             self._pipe.stop()
 
     def _add(self, archive: tarfile.TarFile, member: tarfile.TarInfo) -> None:
-        parts = [part for part in member.name.split("/") if part not in ("", ".")]
-        if ".." in parts:
-            raise InvalidArgument(f"the archive has a member {member.name!r:.200}", field="body")
-        if not parts:
+        path = self._path_of(member.name)
+        if path == self._root:
             return
-        path = "/".join((self._root, *parts))
         if member.isdir():
             self._do(self._talk.mkdir(path, mode=member.mode & 0o7777, parents=True))
         elif member.issym():
             self._do(self._symlink(member.linkname, path))
+        elif member.islnk():
+            self._copy(member.linkname, path)
         elif member.isreg():
-            self._write(archive, member, path)
+            source = archive.extractfile(member)
+            assert source is not None, "a regular member has data"
+            self._write(source, path, member.mode & 0o7777)
+
+    def _path_of(self, name: str) -> str:
+        parts = [part for part in name.split("/") if part not in ("", ".")]
+        if ".." in parts:
+            raise InvalidArgument(f"the archive names {name!r:.200}", field="body")
+        return "/".join((self._root, *parts))
 
     def _do(self, work: Coroutine[Any, Any, T]) -> T:
         return asyncio.run_coroutine_threadsafe(work, self._loop).result()
@@ -162,10 +174,25 @@ class _Unpacking:
             await self._talk.remove(path)
             await self._talk.symlink(target, path)
 
-    def _write(self, archive: tarfile.TarFile, member: tarfile.TarInfo, path: str) -> None:
-        source = archive.extractfile(member)
-        assert source is not None, "a regular member has data"
-        opened = self._do(self._talk.open_write(path, mode=member.mode & 0o7777, parents=True))
+    def _copy(self, target: str, path: str) -> None:
+        """A hard link, as a copy: files here are replaced one by one, and two names of one file would soon differ anyhow."""
+        source = self._path_of(target)
+        if hash(source) not in self._linkable or not self._do(self._is_plain(source)):
+            raise InvalidArgument(f"the archive links {path!r:.200} to {target!r:.200}, which is no file in it before that", field="body")
+        opened = self._do(self._talk.open_read(source))
+        with os.fdopen(opened.fd, "rb", buffering=0) as content:
+            self._write(content, path, opened.stat.mode)
+
+    async def _is_plain(self, path: str) -> bool:
+        """Whether `path` is a file, and no symlink on the way from the root of the tree leads to it elsewhere."""
+        names = path[len(self._root) + 1 :].split("/")
+        for count in range(1, len(names)):
+            if (await self._talk.stat("/".join((self._root, *names[:count])))).kind != "directory":
+                return False
+        return (await self._talk.stat(path)).kind == "file"
+
+    def _write(self, source: IO[bytes], path: str, mode: int) -> None:
+        opened = self._do(self._talk.open_write(path, mode=mode, parents=True))
         try:
             while piece := source.read(BLOCK_BYTES):
                 write_all(opened.fd, [piece])
@@ -175,6 +202,8 @@ class _Unpacking:
         finally:
             os.close(opened.fd)
         self._do(self._talk.commit(opened, path))
+        if len(self._linkable) < LINKABLE_MOST:
+            self._linkable.add(hash(path))
 
 
 ROUTES = [read_tree, write_tree]
