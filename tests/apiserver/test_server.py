@@ -17,9 +17,8 @@ from edge_double import EdgeDouble
 from polling import until
 
 from dsec.apiserver import ApiServer
-from dsec.apiserver.app import create_litestar
 from dsec.apiserver.logs import configure_logging
-from libdsec import Conflict, Denied, DSecClient, DSecContainerRunArgs, InvalidArgument, schema
+from libdsec import Conflict, Denied, DSecClient, DSecContainerRunArgs, InvalidArgument
 
 MESSAGEPACK = "application/vnd.msgpack"
 
@@ -190,39 +189,6 @@ async def test_closing_ends_waiting_requests_in_bounded_time(tmp_path):
         running.cancel()
         await asyncio.gather(running, return_exceptions=True)
     await edge.aclose()
-
-
-def test_the_openapi_document_is_complete():
-    document = create_litestar(EdgeDouble()).openapi_schema.to_schema()
-    assert document["openapi"].startswith("3.1")
-    operations = {(method, path) for path, item in document["paths"].items() for method in item if method != "parameters"}
-    for wanted in (
-        ("post", "/v1/sandboxes"),
-        ("patch", "/v1/sandboxes/{sandbox_id}"),
-        ("post", "/v1/sandboxes/{sandbox_id}/exec"),
-        ("get", "/v1/sandboxes/{sandbox_id}/processes/{op_id}/result"),
-        ("put", "/v1/sandboxes/{sandbox_id}/files"),
-        ("get", "/v1/sandboxes/{sandbox_id}/files/tree"),
-        ("delete", "/v1/environments/{name}"),
-        ("get", "/metrics"),
-    ):
-        assert wanted in operations
-    schemas = document["components"]["schemas"]
-    create = document["paths"]["/v1/sandboxes"]["post"]
-    named = create["requestBody"]["content"]["application/json"]["schema"]["$ref"].rsplit("/", 1)[1]
-    assert schemas[named]["properties"].keys() == {"args", "backend", "count"}
-    references = set(msgspec.json.encode(document).decode().split('"#/components/schemas/')[1:])
-    assert {each.split('"')[0] for each in references} <= schemas.keys()
-    shown = {name.rsplit("_", 1)[-1]: each for name, each in schemas.items()}
-    assert set(shown["ExecRequest"]["properties"]) == set(schema.ExecRequest.__struct_fields__)
-    identities = [each["operationId"] for item in document["paths"].values() for each in item.values() if isinstance(each, dict)]
-    assert len(identities) == len(set(identities))
-
-
-async def test_the_openapi_document_is_served(http):
-    async with http.get("/schema/openapi.json") as answer:
-        assert answer.status == 200
-        assert "/v1/node" in (await answer.json(content_type=None))["paths"]
 
 
 async def test_metrics_count_by_route(served, http):

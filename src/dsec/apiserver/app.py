@@ -7,12 +7,12 @@ from importlib.metadata import PackageNotFoundError, version
 from litestar import Litestar
 from litestar.datastructures import State
 from litestar.openapi import OpenAPIConfig
-from litestar.openapi.plugins import JsonRenderPlugin
 from litestar.types import ASGIApp
 
 from dsec.apiserver.abandon import CancelAbandoned
 from dsec.apiserver.auth import RequireToken
 from dsec.apiserver.contract import EdgeApi
+from dsec.apiserver.document import DESCRIPTION, Document
 from dsec.apiserver.failures import answer_error
 from dsec.apiserver.holds import Holds
 from dsec.apiserver.metrics import Measure, Metrics
@@ -52,9 +52,10 @@ def create_litestar(edge: EdgeApi, metrics: Metrics | None = None, holds: Holds 
         openapi_config=OpenAPIConfig(
             title="DSec",
             version=__version__,
-            description="Bodies are JSON (bytes in base64) or, by Content-Type and Accept, MessagePack (application/vnd.msgpack).",
+            description=DESCRIPTION,
+            use_handler_docstrings=True,
             path="/schema",
-            render_plugins=[JsonRenderPlugin()],
+            render_plugins=[Document()],
         ),
         logging_config=None,
         request_max_body_size=None,

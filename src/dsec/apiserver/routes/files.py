@@ -10,10 +10,10 @@ from typing import Annotated
 
 import msgspec
 from litestar import delete, get, post, put, websocket
-from litestar.openapi.datastructures import ResponseSpec
 from litestar.params import FromPath, FromQuery, HeaderParameter
 
 from dsec.apiserver.channels import Gone, WireSocket, accept, close_with, receive, run_until_first, send
+from dsec.apiserver.document import BytesIn, bytes_out
 from dsec.apiserver.filedata import read_pieces, write_pieces
 from dsec.apiserver.paths import GuestPath, GuestUser, Mode, Owner, conversation, parse_mode, parse_owner, raw_query, sendable
 from dsec.apiserver.ranges import parse_range
@@ -26,11 +26,12 @@ from libdsec.schema import FileStat
 __all__ = ["ROUTES"]
 
 _AT = "/v1/sandboxes/{sandbox_id:str}/files"
+_OCTETS = "application/octet-stream"
 LIST_MOST = 1_000_000
 Flag = FromQuery[bool]
 
 
-@get(_AT, tags=["files"], responses={200: ResponseSpec(data_container=bytes, media_type="application/octet-stream")})
+@get(_AT, tags=["files"], responses={200: bytes_out(_OCTETS, "The whole file"), 206: bytes_out(_OCTETS, "The range of it asked for")})
 async def read_file(
     request: WireRequest,
     sandbox_id: FromPath[str],
@@ -76,7 +77,7 @@ async def _sent(talk: FilesConversation, fd: int, start: int, end: int | None) -
         await talk.aclose()
 
 
-@put(_AT, tags=["files"])
+@put(_AT, tags=["files"], operation_class=BytesIn)
 async def write_file(
     request: WireRequest,
     sandbox_id: FromPath[str],

@@ -25,7 +25,12 @@ async def health() -> dict[str, str]:
     return {"status": "ok"}
 
 
-@get("/metrics", tags=["node"], media_type=MediaType.TEXT, responses={200: ResponseSpec(data_container=str, media_type=MediaType.TEXT)})
+@get(
+    "/metrics",
+    tags=["node"],
+    media_type=MediaType.TEXT,
+    responses={200: ResponseSpec(data_container=str, media_type=MediaType.TEXT, generate_examples=False)},
+)
 async def metrics(request: WireRequest) -> Answer:
     """Prometheus metrics."""
     return Answer(200, await metrics_of(request).render(edge_of(request)), CONTENT_TYPE)

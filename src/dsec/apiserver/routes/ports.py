@@ -17,6 +17,7 @@ from litestar.params import FromPath
 from litestar.types import Receive, Scope, Send
 
 from dsec.apiserver.channels import Gone, WireSocket, accept, close_with, receive, run_all, send
+from dsec.apiserver.document import Proxied
 from dsec.apiserver.proxy import READ_BYTES, forward
 from dsec.apiserver.state import edge_of
 from dsec.apiserver.wire import WireRequest
@@ -104,7 +105,7 @@ class _Proxied:
             await forward(reader, writer, self._path, int(self._port), scope, receive, send)
 
 
-@route([_AT + "/http", _AT + "/http/{path:path}"], http_method=_METHODS, tags=["ports"])
+@route([_AT + "/http", _AT + "/http/{path:path}"], http_method=_METHODS, tags=["ports"], operation_class=Proxied)
 async def http(request: WireRequest, sandbox_id: FromPath[str], port: FromPath[str], path: FromPath[str | None] = None) -> _Proxied:
     """The request as the sandbox's server gets it, below `/`; the answer as that server gave it. `Authorization` is not passed on."""
     raw: bytes = request.scope["raw_path"].split(b"?", 1)[0]
