@@ -56,6 +56,8 @@ class DSecError(Exception):
         ran: Ran | None = None,
         details: dict[str, Any] | None = None,
     ) -> None:
+        # Names in it that are not UTF-8, or were cut within a character, are told with escapes: no wire and no record carries surrogates.
+        message = message.encode(errors="backslashreplace").decode()
         super().__init__(message)
         self.message = message
         self.field = field

@@ -100,7 +100,7 @@ class Files:
 
     async def move(self, path: str, target: str, *, overwrite: bool = False, user: str | None = None) -> None:
         """Rename. Conflict where `target` exists, unless `overwrite`."""
-        await self._post("move", _query(path, target=_raw(target), overwrite=overwrite or None, user=user))
+        await self._post("move", _query(path, target=_raw(target, "target"), overwrite=overwrite or None, user=user))
 
     async def symlink(self, target: str, path: str, *, user: str | None = None) -> None:
         """Make a symlink at `path` that says `target`."""
@@ -178,10 +178,13 @@ class Files:
         return [_restored(each) for each in found]
 
 
-def _raw(path: str) -> str | bytes:
+def _raw(path: str, field: str = "path") -> str | bytes:
     if "\0" in path:
-        raise InvalidArgument("a path holds a NUL byte", field="path")
-    return path if path.isascii() else path.encode(errors="surrogateescape")
+        raise InvalidArgument(f"{field} holds a NUL byte", field=field)
+    try:
+        return path if path.isascii() else path.encode(errors="surrogateescape")
+    except UnicodeEncodeError:
+        raise InvalidArgument(f"{field} {path!r:.100} has surrogates that stand for no byte", field=field) from None
 
 
 def _query(path: str, **others: Any) -> dict[str, Any]:

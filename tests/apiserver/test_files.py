@@ -80,6 +80,32 @@ async def test_names_that_are_not_utf8_survive(sandbox, root):
     assert await sandbox.files.list("/") == []
 
 
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda files, path: files.stat(path),
+        lambda files, path: files.read(path),
+        lambda files, path: files.list(path),
+        lambda files, path: files.remove(path),
+        lambda files, path: files.write(path + "/x", b""),
+        lambda files, path: files.download_tree(path, "never made"),
+        lambda files, path: anext(files.watch(path)),
+    ],
+)
+async def test_an_error_about_a_name_that_is_not_utf8_is_typed(sandbox, call):
+    with pytest.raises(NotFound) as caught:
+        await call(sandbox.files, os.fsdecode(b"/none \xff"))
+    assert (caught.value.ran, caught.value.message.isascii()) == ("not-run", True)
+    assert r"none \udcff" in caught.value.message
+
+
+async def test_surrogates_that_are_no_bytes_are_refused(sandbox):
+    for field, call in (("path", sandbox.files.stat("/\ud800")), ("target", sandbox.files.move("/a", "/\ud800"))):
+        with pytest.raises(InvalidArgument) as caught:
+            await call
+        assert caught.value.field == field
+
+
 async def test_directories_moves_links_and_attributes(sandbox, root):
     files = sandbox.files
     await files.mkdir("/d/e", parents=True)

@@ -163,6 +163,19 @@ async def test_files_that_are_odd_hostile_or_too_many(sandbox):
     assert "huge" not in {each.path for each in await files.list("/work")}
 
 
+async def test_errors_about_odd_names_are_those_of_any(sandbox, tmp_path):
+    files = sandbox.files
+    for path in (os.fsdecode(b"/work/\xff"), "/work/" + "\u4e2d" * 80):
+        for call in (files.stat, files.read, files.list, files.remove):
+            with pytest.raises(NotFound) as caught:
+                await call(path)
+            assert (caught.value.field, caught.value.ran) == ("path", "not-run")
+        for work in (files.write(path + "/x", b""), files.download(path, tmp_path / "x"), files.download_tree(path, tmp_path / "y")):
+            with pytest.raises(NotFound) as caught:
+                await work
+            assert (caught.value.field, caught.value.ran) == ("path", "not-run")
+
+
 async def _zeros(count):
     block = bytes(1 << 20)
     for _ in range(count >> 20):
