@@ -67,11 +67,13 @@ class ContainerRunArgs(msgspec.Struct, kw_only=True, forbid_unknown_fields=True)
     """Layers from the bottom: base, workspaces, toolkits, each `name`, `name:tag` or `name@digest`. Excludes `container_image`
     unless that is its first element."""
     memory_limit_mb: int = 4096
+    """More than the host has is refused; the default is lowered to what the host has."""
     cpu_cores_limit: float = 4.0
-    """CPU cores, fractions allowed, e.g. 0.5. More than the host has is lowered to what the host has."""
+    """CPU cores, fractions allowed, e.g. 0.5. More than the host has is refused; the default is lowered to what the host has."""
     pids_limit: int = 4096
     disk_limit_mb: int = 10240
-    """What the sandbox may write to its own disk; past it, EDQUOT (or ENOSPC) inside."""
+    """What the sandbox may write to its own disk; past it, EDQUOT (or ENOSPC) inside. More than the host's disk is refused, but for the
+    default."""
     ttl_running_stop: float | None = None
     """Idle seconds after which the sandbox is stopped. A running exec is activity. None: never."""
     ttl_max: float | None = None

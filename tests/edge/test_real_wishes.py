@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from libdsec.errors import InvalidArgument
@@ -31,6 +33,15 @@ async def test_what_the_image_lacks_is_refused_by_its_field_and_leaves_nothing(r
     assert (raised.value.field, raised.value.ran) == (field, "not-run")
     assert await real_edge._core.backends["container"].owned() == set()
     assert real_edge.unremoved == 0
+
+
+async def test_more_than_the_hosts_disk_is_refused_by_its_field_but_for_the_default(real_edge, monkeypatch):
+    with pytest.raises(InvalidArgument, match="this host has") as raised:
+        await real_edge.create(asking(disk_limit_mb=100_000_000))
+    assert (raised.value.field, raised.value.ran) == ("disk_limit_mb", "not-run")
+    scratch = real_edge._core.backends["container"]._scratch
+    monkeypatch.setattr(scratch, "_capabilities", replace(scratch.capabilities, size_bytes=200 << 20))
+    assert (await real_edge.create(asking(disk_limit_mb=ContainerRunArgs().disk_limit_mb))).sandboxes
 
 
 async def test_what_the_image_has_is_taken(real_edge):

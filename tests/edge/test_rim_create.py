@@ -14,6 +14,7 @@ from edge_node import request, until
 
 from dsec.trajectory.batch import Batch
 from libdsec.errors import Conflict, DSecError, InvalidArgument, NotFound, Overloaded, SandboxFailed, Unsupported
+from libdsec.schema import ForkRequest
 
 
 @pytest.mark.parametrize(
@@ -69,9 +70,17 @@ async def test_an_allowlist_is_not_there_yet(edge):
         await edge.create(request(network_rules={"pypi": True}))
 
 
-async def test_more_cores_than_the_host_has_are_lowered(edge):
-    made = (await edge.create(request(cpu_cores_limit=4096.0))).sandboxes[0]
-    assert made.args.cpu_cores_limit == edge._cpu_count
+async def test_more_than_the_host_has_is_refused_and_a_default_lowered(node, edge, monkeypatch):
+    for field in ("cpu_cores_limit", "memory_limit_mb"):
+        with pytest.raises(InvalidArgument, match="this host has") as raised:
+            await edge.create(request(**{field: 1 << 20}))
+        assert (raised.value.field, raised.value.ran) == (field, "not-run")
+    monkeypatch.setattr(edge._creation, "_cpu_count", 1)
+    monkeypatch.setattr(edge._creation, "_memory_mb", 1000)
+    made = (await edge.create(request())).sandboxes[0]
+    assert (made.args.cpu_cores_limit, made.args.memory_limit_mb) == (1.0, 1000)
+    made = (await edge.fork(made.sandbox_id, ForkRequest())).sandboxes[0]
+    assert (made.args.cpu_cores_limit, made.args.memory_limit_mb) == (1.0, 1000)
 
 
 async def test_what_it_is_made_of_is_merged(node, edge):

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import math
 import re
 import signal as signals
+
+import msgspec
 
 from dsec.environments.names import check_name, check_tag
 from dsec.environments.residue import check_rules
@@ -28,6 +29,7 @@ __all__ = [
     "check_session",
     "check_session_run",
     "check_update",
+    "fitted",
     "signal_number",
 ]
 
@@ -105,8 +107,19 @@ def check_labels(labels: dict[str, str], field: str = "labels") -> None:
             raise InvalidArgument(f"the value of label {key!r} must have at most 1,024 characters and no NUL", field=field)
 
 
-def check_create(request: CreateRequest, host_memory_mb: int) -> None:
-    """All of a create that can be judged without the environments."""
+def fitted(args: ContainerRunArgs, host_memory_mb: int, host_cpus: int) -> ContainerRunArgs:
+    """A default that is more than the host has is lowered to what it has; a caller's own wish is `check_create`'s to refuse."""
+    usual = ContainerRunArgs()
+    lowered: dict[str, float] = {}
+    if host_memory_mb < args.memory_limit_mb == usual.memory_limit_mb:
+        lowered["memory_limit_mb"] = host_memory_mb
+    if host_cpus < args.cpu_cores_limit == usual.cpu_cores_limit:
+        lowered["cpu_cores_limit"] = float(host_cpus)
+    return msgspec.structs.replace(args, **lowered) if lowered else args
+
+
+def check_create(request: CreateRequest, host_memory_mb: int, host_cpus: int) -> None:
+    """All of a create that can be judged without the environments. Its args are `fitted`."""
     args = request.args
     if not 1 <= request.count <= 32768:
         raise InvalidArgument(f"count is {request.count}, allowed is 1 to 32768", field="count")
@@ -114,8 +127,10 @@ def check_create(request: CreateRequest, host_memory_mb: int) -> None:
     _limit(args.memory_limit_mb, "memory_limit_mb", host_memory_mb, "MB of memory that this host has")
     _limit(args.pids_limit, "pids_limit", 1 << 22, "processes")
     _limit(args.disk_limit_mb, "disk_limit_mb", 1 << 30, "MB")
-    if not (math.isfinite(args.cpu_cores_limit) and args.cpu_cores_limit >= 0.01):
-        raise InvalidArgument(f"cpu_cores_limit is {args.cpu_cores_limit}, allowed is 0.01 or more", field="cpu_cores_limit")
+    if not 0.01 <= args.cpu_cores_limit <= host_cpus:
+        raise InvalidArgument(
+            f"cpu_cores_limit is {args.cpu_cores_limit}, allowed is 0.01 to {host_cpus} CPUs that this host has", field="cpu_cores_limit"
+        )
     check_seconds(args.ttl_running_stop, "ttl_running_stop")
     check_seconds(args.ttl_max, "ttl_max")
     check_seconds(args.ttl_paused_stop, "ttl_paused_stop")

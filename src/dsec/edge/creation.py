@@ -15,7 +15,7 @@ import structlog
 from dsec.backends.protocol import Backend, SandboxSpec
 from dsec.edge import clock
 from dsec.edge.admission import host_memory_mb
-from dsec.edge.checks import check_create
+from dsec.edge.checks import check_create, fitted
 from dsec.edge.core import Core
 from dsec.edge.events import Launched, LaunchFailed, StopWanted
 from dsec.edge.forks import fork_plan
@@ -26,7 +26,7 @@ from dsec.edge.sandbox import Sandbox
 from dsec.edge.snapshots import drop_snapshot, take_snapshot
 from dsec.trajectory.rows import KeyRow
 from libdsec.errors import Conflict, DSecError, InvalidArgument, Overloaded, SandboxFailed, Unsupported
-from libdsec.schema import BatchResult, ContainerRunArgs, CreateRequest, ErrorBody, FailureCause, ForkRequest, SandboxInfo
+from libdsec.schema import BatchResult, CreateRequest, ErrorBody, FailureCause, ForkRequest, SandboxInfo
 
 if TYPE_CHECKING:
     from dsec.environments import ResolvedEnvironment
@@ -43,7 +43,7 @@ class Creation:
 
     def __init__(self, core: Core, cpu_count: int) -> None:
         self._core = core
-        self._cpu_count = float(cpu_count)
+        self._cpu_count = cpu_count
         self._memory_mb = host_memory_mb()
         self._keys: dict[str, asyncio.Future[None]] = {}
 
@@ -97,18 +97,18 @@ class Creation:
         core = self._core
         if core.draining:
             raise Overloaded("this node is shutting down", cause="draining")
-        check_create(request, self._memory_mb)
+        args = fitted(request.args, self._memory_mb, self._cpu_count)
+        check_create(msgspec.structs.replace(request, args=args), self._memory_mb, self._cpu_count)
         backend = core.backends.get(request.backend)
         if backend is None:
             raise InvalidArgument(f"this node has no backend {request.backend}, it has {', '.join(core.backends)}", field="backend")
-        backend.validate(request.args)
+        backend.validate(args)
         resolved = await self._resolve(request)
         core.admission.admit(request.count, len(core.sandboxes), core.launching)
-        args = request.args
         plan = SandboxSpec(
             sandbox_id="",
             generation=1,
-            args=self._fitting(args),
+            args=args,
             layers=[str(layer) for layer in resolved.layers],
             range_index=-1,
             env={**resolved.env, **args.env},
@@ -126,12 +126,13 @@ class Creation:
             raise Overloaded("this node is shutting down", cause="draining")
         parent = core.living(sandbox_id)
         plan = fork_plan(parent.spec, request)
-        check_create(CreateRequest(args=plan.args, backend=plan.backend, count=request.count), self._memory_mb)
+        plan = msgspec.structs.replace(plan, args=fitted(plan.args, self._memory_mb, self._cpu_count))
+        check_create(CreateRequest(args=plan.args, backend=plan.backend, count=request.count), self._memory_mb, self._cpu_count)
         if not parent.backend.capabilities().fork:
             raise Unsupported(f"the backend {plan.backend} cannot fork on this host", field="backend")
         parent.backend.validate(plan.args)
         core.admission.admit(request.count, len(core.sandboxes), core.launching)
-        plan = msgspec.structs.replace(plan, args=self._fitting(plan.args), snapshot=f"fork-{new_op_id()}")
+        plan = msgspec.structs.replace(plan, snapshot=f"fork-{new_op_id()}")
         stopped_ms = await take_snapshot(core, parent, plan.snapshot, branchable=True)
         try:
             if core.draining:
@@ -191,10 +192,6 @@ class Creation:
         if args.environment:
             return await self._core.store.resolve(args.environment, "environment")
         return await self._core.store.resolve([args.container_image], "container_image")
-
-    def _fitting(self, args: ContainerRunArgs) -> ContainerRunArgs:
-        """More CPUs than the host has are lowered to what it has."""
-        return args if args.cpu_cores_limit <= self._cpu_count else msgspec.structs.replace(args, cpu_cores_limit=self._cpu_count)
 
     def _prepare(self, plan: SandboxSpec, count: int, backend: Backend) -> tuple[list[Sandbox], list[ErrorBody]]:
         core = self._core

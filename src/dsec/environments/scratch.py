@@ -47,11 +47,12 @@ _SPOILT: Final = (errno.EINVAL, errno.EIO, errno.EUCLEAN)
 
 @dataclass(frozen=True, slots=True)
 class ScratchCapabilities:
-    """`disk_limit`: limits hold. `snapshot`: O(1) copies. `image`: it lies in a file of ours."""
+    """`disk_limit`: limits hold. `snapshot`: O(1) copies. `image`: it lies in a file of ours. `size_bytes`: all that it could hold."""
 
     disk_limit: bool
     snapshot: bool
     image: bool
+    size_bytes: int = 0
 
 
 class ScratchStore:
@@ -136,7 +137,7 @@ class ScratchStore:
             if fd >= 0:
                 os.close(fd)
         self._filesystem = filesystem
-        self._capabilities = ScratchCapabilities(disk_limit=True, snapshot=True, image=ours)
+        self._capabilities = ScratchCapabilities(disk_limit=True, snapshot=True, image=ours, size_bytes=shutil.disk_usage(self.path).total)
         self.snapshots.prepare()
         self.tidy()
         return True

@@ -162,6 +162,11 @@ class ContainerBackend:
             raise Unsupported(f"network nat: {self._nat_refusal}", field="network")
         if not self._scratch.capabilities.disk_limit:
             raise Unsupported("this host's scratch store has no quotas", field="disk_limit_mb")
+        most = self._scratch.capabilities.size_bytes >> 20
+        # A default is not refused: on a small disk it is no limit.
+        if most < args.disk_limit_mb != ContainerRunArgs().disk_limit_mb:
+            message = f"disk_limit_mb is {args.disk_limit_mb}, allowed is up to {most} MB of disk that this host has for sandboxes"
+            raise InvalidArgument(message, field="disk_limit_mb")
 
     def lease_range(self, sandbox_id: str) -> int:
         return self._ranges.lease(sandbox_id)
