@@ -143,6 +143,13 @@ def main() -> None:
         later.retire()
         found["links_left"] = links()
         found["tables_left"] = tables()
+        killed = NatNetwork("dsec-0123abcd", resolvers=resolv)
+        killed.probe()
+        killed.attach("sb-d", 0, a)
+        killed.detach("sb-d")
+        found["tables_after_a_kill"] = tables()
+        NatNetwork("dsec-0123abcd", resolvers=resolv).probe()
+        found["tables_after_the_next_start"] = tables()
     print(json.dumps(found))
 
 

@@ -59,3 +59,8 @@ def test_nothing_is_left_but_only_when_nobody_needs_it(found):
     assert "dsec_0123abcd" in found["table_while_used"]
     assert found["tables_left"] == ""
     assert [link for link in found["links_left"] if link.startswith("d")] == []
+
+
+def test_the_table_of_a_life_that_was_killed_goes_with_the_next_start(found):
+    assert "dsec_0123abcd" in found["tables_after_a_kill"]
+    assert found["tables_after_the_next_start"] == ""

@@ -79,10 +79,12 @@ class NatNetwork:
         self._stale = False
 
     def probe(self) -> str | None:
-        """Find what a former life left, and say why NAT cannot work here; None if it can."""
+        """Find what a former life left, remove its table if nobody needs it, and say why NAT cannot work here; None if it can."""
         self._links = self._scan()
         self._ready = False
         self._stale = bool(self._links)
+        if not self._stale:
+            self._drop_table()
         try:
             _nft(ruleset(self._instance, self._choose(), self._read_resolvers()), "-c")
         except DSecError as error:
@@ -191,9 +193,13 @@ class NatNetwork:
     def retire(self) -> None:
         """Remove the table if no sandbox needs it any more."""
         if (self._ready or self._stale) and not self._scan():
-            with contextlib.suppress(DSecError):
-                _nft(f"table ip {table_name(self._instance)}\ndelete table ip {table_name(self._instance)}\n")
+            self._drop_table()
             self._ready = self._stale = False
+
+    def _drop_table(self) -> None:
+        """Harmless if there is none."""
+        with contextlib.suppress(DSecError, OSError, subprocess.SubprocessError):
+            _nft(f"table ip {table_name(self._instance)}\ndelete table ip {table_name(self._instance)}\n")
 
 
 def _set(device: str, name: str, value: str) -> None:
