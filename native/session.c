@@ -62,8 +62,8 @@ void op_end(struct chronus *c, struct op *op) {
     op->closed[0] = op->closed[1] = true;
     op->ended = true;
     op->wall_ns = clock_now() - op->started;
-    /* The count is the sandbox's: a command that ended well while another was killed is not the one. */
-    op->oom = (op->signal || op->exit_code != 0) && oom_kills(c->s) > op->oom_before;
+    /* However it ended: a pipe's last program does well with what the first could write. */
+    op->oom = oom_kills(c->s) > op->oom_before;
     if (c->current == op)
         c->current = NULL;
     op_push(op);

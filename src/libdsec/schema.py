@@ -282,8 +282,8 @@ class ExecResult(msgspec.Struct, kw_only=True):
     signal: int | None = None
     timed_out: bool = False
     oom: bool = False
-    """The sandbox's memory limit killed a process while this command ran, and it failed. The limit is the whole sandbox's, so the process
-    may be another command's."""
+    """The sandbox's memory limit killed a process while this command ran, also where it exited with 0, as `big | cat` does. The limit is
+    the whole sandbox's, so the process may be another command's."""
     stdout: bytes = b""
     """Head and tail joined; where `stdout_dropped` > 0 that many bytes are missing after the first half."""
     stderr: bytes = b""

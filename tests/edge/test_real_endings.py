@@ -62,6 +62,17 @@ async def test_a_command_that_takes_all_memory_says_so_and_the_sandbox_lives(edg
     assert (await edge.exec(sandbox, ExecRequest(shell="echo alive"))).stdout == b"alive\n"
 
 
+async def test_a_process_that_memory_ended_is_told_though_its_command_did_well(edge):
+    sandbox = await make(edge)
+    result = await edge.exec(sandbox, ExecRequest(shell="tail /dev/zero | cat", timeout=30))
+    assert (result.exit_code, result.oom) == (0, True)
+    assert not (await edge.exec(sandbox, ExecRequest(shell="true"))).oom
+    session = await edge.open_session(sandbox, SessionRequest())
+    for text, oom in (("tail /dev/zero | cat", True), ("true", False)):
+        result = await edge.run_in_session(sandbox, session.session_id, SessionRunRequest(shell=text, timeout=30))
+        assert (result.exit_code, result.oom) == (0, oom)
+
+
 async def test_stopping_ends_a_running_command_with_a_typed_error(edge):
     sandbox = await make(edge)
     call = await running_command(edge, sandbox)
