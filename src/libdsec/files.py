@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import io
 import os
 from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Mapping
 from contextlib import aclosing
@@ -12,7 +13,7 @@ import msgspec
 
 from libdsec import trees
 from libdsec.api import Api, decode, decode_error, merged, with_query
-from libdsec.errors import ConnectionFailed, InvalidArgument, OutcomeUnknown
+from libdsec.errors import ConnectionFailed, DSecError, InvalidArgument, OutcomeUnknown
 from libdsec.schema import FileStat
 from libdsec.transport import Reply
 
@@ -68,18 +69,17 @@ class Files:
         QuotaExceeded where the disk is full. After any failure the old file is intact and nothing else is left.
         """
         query = _query(path, user=user, mode=_octal(mode), owner=owner, parents=parents or None)
-        body: bytes | AsyncIterable[bytes]
-        if isinstance(data, str):
-            body = data.encode()
-        elif isinstance(data, bytes | bytearray | memoryview):
-            body = bytes(data)
-        elif isinstance(data, AsyncIterable):
-            body = data
-        else:
-            body = _file_pieces(data)
-        return _restored(await self._put(self._path, query, body, FileStat))
+        return _restored(await self._put(self._path, query, _body(data), FileStat))
 
-    async def _put(self, path: str, query: Mapping[str, Any], body: bytes | AsyncIterable[bytes], answer: Any) -> Any:
+    async def _put(self, path: str, query: Mapping[str, Any], body: bytes | _Source, answer: Any) -> Any:
+        try:
+            return await self._sent(path, query, body, answer)
+        except DSecError as error:
+            if isinstance(body, _Source) and body.failure is not None:
+                raise body.failure from error
+            raise
+
+    async def _sent(self, path: str, query: Mapping[str, Any], body: bytes | _Source, answer: Any) -> Any:
         try:
             async with self._api.transport.stream("PUT", with_query(path, query), body=body, headers=_UPLOAD_HEADERS) as reply:
                 content = await reply.read()
@@ -151,7 +151,9 @@ class Files:
         A file that has several names arrives as several files. Devices, pipes and sockets are left out. Files replace those of the same
         name one by one; after a failure those before it are there.
         """
-        await self._put(self._path + "/tree", _query(path, user=user), trees.pack(os.fspath(local)), type(None))
+        local = os.fspath(local)
+        await asyncio.to_thread(trees.require_directory, local)
+        await self._put(self._path + "/tree", _query(path, user=user), _Source(trees.pack(local)), type(None))
 
     async def download_tree(self, path: str, local: str | os.PathLike[str], *, user: str | None = None) -> None:
         """Copy a directory's contents out into `local`, which is made if it is not there.
@@ -200,6 +202,45 @@ def _restored(stat: FileStat) -> FileStat:
         return stat
     target = None if stat.raw_target is None else os.fsdecode(stat.raw_target)
     return msgspec.structs.replace(stat, path=os.fsdecode(stat.raw_path), target=target, raw_path=None, raw_target=None)
+
+
+class _Source:
+    """What an upload is made of, piece by piece. Its own failure is kept: a transport tells it as a connection that broke."""
+
+    def __init__(self, pieces: AsyncIterable[bytes]) -> None:
+        self._pieces = aiter(pieces)
+        self.failure: Exception | None = None
+
+    def __aiter__(self) -> _Source:
+        return self
+
+    async def __anext__(self) -> bytes:
+        try:
+            piece = await anext(self._pieces)
+            if not isinstance(piece, bytes | bytearray | memoryview):
+                raise InvalidArgument(f"data gives {type(piece).__name__}, not bytes", field="data")
+        except StopAsyncIteration:
+            raise
+        except Exception as error:
+            self.failure = error
+            raise
+        return piece
+
+
+def _body(data: Content) -> bytes | _Source:
+    if isinstance(data, str):
+        return data.encode()
+    if isinstance(data, bytes | bytearray | memoryview):
+        return bytes(data)
+    if isinstance(data, AsyncIterable):
+        return _Source(data)
+    if hasattr(data, "read") and not isinstance(data, io.TextIOBase):
+        return _Source(_file_pieces(data))
+    raise InvalidArgument(
+        f"data must be bytes, text, an iterator of bytes (for an async call an async one) or a file opened in binary mode, "
+        f"not {type(data).__name__}",
+        field="data",
+    )
 
 
 async def _file_pieces(opened: BinaryIO) -> AsyncIterator[bytes]:

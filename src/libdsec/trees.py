@@ -18,7 +18,7 @@ from typing import Any, BinaryIO, cast
 from libdsec.errors import InvalidArgument
 from libdsec.threads import PipeReader, PipeWriter, WriterGone, in_own_thread
 
-__all__ = ["forget_members", "pack", "unpack"]
+__all__ = ["forget_members", "pack", "require_directory", "unpack"]
 
 BLOCK_BYTES = 256 << 10
 
@@ -46,9 +46,14 @@ async def pack(root: str) -> AsyncGenerator[bytes, None]:
     await working
 
 
-def _add_below(archive: tarfile.TarFile, root: str) -> None:
+def require_directory(root: str) -> None:
+    """InvalidArgument where there is nothing to pack."""
     if not os.path.isdir(root):
         raise InvalidArgument(f"{root} is not a directory of this machine", field="local")
+
+
+def _add_below(archive: tarfile.TarFile, root: str) -> None:
+    require_directory(root)
     for folder, directories, files in os.walk(root):
         directories.sort()
         for name in sorted([*directories, *files]):

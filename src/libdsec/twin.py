@@ -29,8 +29,8 @@ def _outwards(value: Any) -> Any:
 
 
 def _inwards(value: Any) -> Any:
-    """What the async SDK gets for what a caller gave: generators as async ones."""
-    return _stepped(value) if inspect.isgenerator(value) else value
+    """What the async SDK gets for what a caller gave: iterators as async ones. An open file, which iterates over lines, stays one."""
+    return _stepped(value) if isinstance(value, Iterator) and not hasattr(value, "read") else value
 
 
 async def _stepped(iterator: Iterator[Any]) -> AsyncIterator[Any]:

@@ -160,9 +160,37 @@ async def test_an_iterator_that_fails_leaves_nothing(sandbox, root):
         yield b"x" * 100_000
         raise ZeroDivisionError
 
-    with pytest.raises(Exception):  # noqa: B017, PT011  (aiohttp decides what wraps it)
+    with pytest.raises(ZeroDivisionError):
         await sandbox.files.write("/new", broken())
     await until(lambda: not list(root.iterdir()))
+
+
+@pytest.mark.parametrize("data", [None, 5, [b"a"], iter([b"a"]), io.StringIO("text")])
+async def test_what_cannot_be_written_is_refused_before_anything_is_sent(sandbox, root, data):
+    with pytest.raises(InvalidArgument) as caught:
+        await sandbox.files.write("/new/file", data, parents=True)
+    assert (caught.value.field, caught.value.ran) == ("data", "not-run")
+    assert list(root.iterdir()) == []
+
+
+async def test_an_iterator_of_what_is_not_bytes_is_refused(sandbox, root):
+    async def text():
+        yield b"bytes"
+        yield "text"
+
+    with pytest.raises(InvalidArgument) as caught:
+        await sandbox.files.write("/new", text())
+    assert (caught.value.field, caught.value.ran) == ("data", "not-run")
+    await until(lambda: not list(root.iterdir()))
+
+
+async def test_a_tree_that_is_none_is_refused_before_anything_is_sent(sandbox, root, tmp_path):
+    (tmp_path / "file").write_bytes(b"")
+    for local in (tmp_path / "none", tmp_path / "file"):
+        with pytest.raises(InvalidArgument) as caught:
+            await sandbox.files.upload_tree(local, "/new")
+        assert (caught.value.field, caught.value.ran) == ("local", "not-run")
+    assert list(root.iterdir()) == []
 
 
 async def test_a_range_is_honoured_and_one_beyond_is_refused(served, sandbox):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import io
 import os
 import signal
 import subprocess
@@ -121,6 +122,11 @@ def test_the_twin_does_what_the_original_does(served):
             with pytest.raises(sync.NotFound):
                 client.get("sb-none")
             made.files.write("/a", (piece for piece in (b"1", b"2")))
+            for pieces in (iter([b"1", b"2"]), map(bytes, [b"1", b"2"]), io.BytesIO(b"12")):
+                made.files.write("/a", pieces)
+                assert made.files.read("/a") == b"12"
+            with pytest.raises(sync.InvalidArgument):
+                made.files.write("/a", [b"1"])
             made.files.write("/b", "text")
             assert made.files.read("/a") == b"12"
             assert [each.path for each in made.files.list("/")] == ["/a", "/b"]
