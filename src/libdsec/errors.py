@@ -116,7 +116,8 @@ class QuotaExceeded(DSecError):
 
 
 class Overloaded(DSecError):
-    """The node takes no more work now. Nothing ran: retry later or elsewhere."""
+    """The node takes no more work now. Nothing ran: retry later or elsewhere. Where `ran` is "ran", all is done (a sandbox is stopped, say)
+    and the node's full disk alone does not take the record of it."""
 
     code = "overloaded"
     http_status = 503

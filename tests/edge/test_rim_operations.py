@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import signal
+import sqlite3
 
 import pytest
 from edge_node import request, until
 
 from dsec.backends.protocol import ChannelEvent, OutputChunk, StreamEnd
 from dsec.edge.output import kept_output
+from dsec.trajectory.batch import Batch
 from libdsec.errors import Conflict, InvalidArgument, NotFound, OutcomeUnknown, Overloaded, SandboxFailed
 from libdsec.schema import ExecRequest, ExecResult, SessionRequest, SessionRunRequest, SignalRequest, UpdateRequest
 
@@ -496,3 +498,31 @@ def test_kept_output_tells_its_gap():
     within = kept_output(result, 1, 50, 100)
     assert (within.offset, within.gap) == (104, 54)
     assert kept_output(result, 2, 0, 10).eof
+
+
+async def test_what_a_full_disk_did_not_keep_from_being_done_is_told_as_done(node, edge, sandbox, monkeypatch):
+    session = (await edge.open_session(sandbox, SessionRequest())).session_id
+    await edge._core.journal.flush()
+    write, full = Batch.write, True
+
+    def refusing(batch, db):
+        if full:
+            raise sqlite3.OperationalError("database or disk is full")
+        write(batch, db)
+
+    monkeypatch.setattr(Batch, "write", refusing)
+    calls = (
+        lambda: edge.close_session(sandbox, session),
+        lambda: edge.update(sandbox, UpdateRequest(ttl_max=1000.0)),
+        lambda: edge.pause(sandbox),
+        lambda: edge.stop(sandbox),
+    )
+    for call in calls:
+        with pytest.raises(Overloaded, match="the journal cannot be written") as raised:
+            await call()
+        assert (raised.value.ran, raised.value.cause) == ("ran", "journal")
+    assert node.host.guests == {}
+    with pytest.raises(Overloaded) as raised:
+        await edge.create(request())
+    assert raised.value.ran == "not-run"
+    full = False

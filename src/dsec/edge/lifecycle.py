@@ -56,7 +56,7 @@ class Lifecycle:
             while sandbox.machine.destroying:
                 await asyncio.shield(sandbox.changed())
             # Who was told `stopped` must not find `failed` after a crash of the edge.
-            await self._core.journal.flush()
+            await self._core.journal.flush_done()
             return sandbox_info(sandbox.spec, sandbox.status)
         return self._recorded(sandbox_id)
 
@@ -71,7 +71,7 @@ class Lifecycle:
                 if not sandbox.machine.destroying and sandbox.status.state in ("stopping", "failed"):
                     core.apply(sandbox, RetryDestroy())
             await asyncio.sleep(min(left, RETRY_SECONDS))
-        await core.journal.flush()
+        await core.journal.flush_done()
         return len(there)
 
     def _recorded(self, sandbox_id: str) -> SandboxInfo:
@@ -91,7 +91,7 @@ class Lifecycle:
                 asked = True
                 core.apply(sandbox, PauseWanted())
             await asyncio.shield(sandbox.changed())
-        await core.journal.flush()
+        await core.journal.flush_done()
         return sandbox_info(sandbox.spec, sandbox.status)
 
     async def resume(self, sandbox_id: str) -> SandboxInfo:
@@ -118,7 +118,7 @@ class Lifecycle:
             sandbox.status.labels = request.labels
         core.apply(sandbox, TtlSet(running_stop=request.ttl_running_stop, maximum=request.ttl_max, paused_stop=request.ttl_paused_stop))
         # A renewal that was answered must hold after a crash too.
-        await core.journal.flush()
+        await core.journal.flush_done()
         return sandbox_info(sandbox.spec, sandbox.status)
 
     # -- instructions

@@ -109,7 +109,7 @@ class Sessions:
         with contextlib.suppress(NotFound):
             await channel.close_session(session_id)
         self._core.journal.put_session(row._replace(state="closed"))
-        await self._core.journal.flush()
+        await self._core.journal.flush_done()
         sandbox.sessions.pop(session_id, None)
 
     def _open(self, sandbox: Sandbox, session_id: str) -> None:

@@ -67,7 +67,7 @@ def _migrated(db: sqlite3.Connection) -> str:
 
 
 class Journal:
-    """Open it with `open`, in the event loop that uses it. All methods but `flush`, `run` and `aclose` return at once."""
+    """Open it with `open`, in the event loop that uses it. All methods but `flush`, `flush_done`, `run` and `aclose` return at once."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -194,6 +194,13 @@ class Journal:
             self._soon = True
             self._loop.call_soon(self._hand_over)
         await asyncio.shield(batch.waiters)
+
+    async def flush_done(self) -> None:
+        """As `flush`, for what has been done already and is only not safe from a crash: the error says that it ran."""
+        try:
+            await self.flush()
+        except Overloaded as error:
+            raise Overloaded(f"it is done, but {error.message}", cause=error.cause, ran="ran") from error
 
     @property
     def congested(self) -> bool:
