@@ -237,7 +237,7 @@ async def test_an_archive_cannot_leave_its_folder(served, sandbox, root):
             assert answer.status == 400
         async with session.put(url, data=b"x" * 2048) as answer:
             assert answer.status == 400
-    assert [each.name for each in root.iterdir()] == ["in"]
+    assert list(root.iterdir()) == []
 
 
 async def test_every_name_of_a_file_with_several_arrives(sandbox, root, tmp_path):
@@ -305,6 +305,19 @@ async def test_a_hard_link_names_a_file_of_the_archive_and_no_symlink(put_tree, 
     status, error = await put_tree(*entries)
     assert (status, error["code"], error["field"]) == (400, "invalid_argument", "body")
     assert not (root / "in/d").exists()
+
+
+async def test_an_archive_that_fails_midway_says_that_it_ran(put_tree, root):
+    _, error = await put_tree(entry("../x"), entry("whole", data=b"1"))
+    assert (error["ran"], list(root.iterdir())) == ("not-run", [])
+    _, error = await put_tree(entry("whole", data=b"1"), entry("../x"))
+    assert (error["code"], error["ran"]) == ("invalid_argument", "ran")
+    assert (root / "in/whole").read_bytes() == b"1"
+
+
+async def test_an_empty_archive_makes_its_folder(put_tree, root):
+    assert await put_tree() == (204, None)
+    assert (root / "in").is_dir()
 
 
 async def test_watch_tells_new_names(sandbox):

@@ -232,6 +232,16 @@ async def test_hard_links_of_trees_arrive_as_files(node, sandbox, tmp_path):
     assert (await sandbox.run_shell("cd /work/gnu; cat c d sub/f")).stdout == b"data" * 3
 
 
+async def test_a_tree_that_the_disk_does_not_hold_says_that_it_ran(sandbox, tmp_path):
+    for name in ("a", "b", "c"):
+        (tmp_path / name).touch()
+        os.truncate(tmp_path / name, 120 << 20)
+    with pytest.raises(QuotaExceeded) as caught:
+        await sandbox.files.upload_tree(tmp_path, "/work/t")
+    assert (caught.value.cause, caught.value.ran) == ("disk", "ran")
+    assert {each.path for each in await sandbox.files.list("/work/t")} == {"/work/t/a", "/work/t/b"}
+
+
 async def test_a_port_by_tunnel_and_by_http(sandbox):
     await sandbox.files.write("/work/www/index.html", b"hello", parents=True)
     await sandbox.start(["httpd", "-f", "-p", "127.0.0.1:8000", "-h", "/work/www"], background=True)

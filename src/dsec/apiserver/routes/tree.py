@@ -100,7 +100,6 @@ async def write_tree(request: WireRequest, sandbox_id: FromPath[str], path: Gues
     """
     path = raw_query(request, "path", path)
     async with conversation(request, sandbox_id, user) as talk:
-        await talk.mkdir(path, parents=True)
         pipe = _BoundedReader()
         working = in_own_thread(_Unpacking(talk, path, pipe).run)
         try:
@@ -129,10 +128,22 @@ class _Unpacking:
         self._root = root.rstrip("/")
         self._pipe = pipe
         self._loop = asyncio.get_running_loop()
+        self._begun = False
         self._linkable: set[int] = set()
         """Hashes of the paths of the archive's files. Whether one is still a file is asked of the sandbox."""
 
     def run(self) -> None:
+        try:
+            self._unpack()
+        except DSecError as error:
+            if self._begun and error.ran == "not-run":
+                # True of the step that failed; those before it stay.
+                error.ran = "ran"
+            raise
+        finally:
+            self._pipe.stop()
+
+    def _unpack(self) -> None:
         try:
             with tarfile.open(fileobj=cast("Any", self._pipe), mode="r|", bufsize=BLOCK_BYTES, errors="surrogateescape") as archive:
                 for member in archive:
@@ -140,16 +151,22 @@ class _Unpacking:
                     forget_members(archive)
         except tarfile.TarError as error:
             raise InvalidArgument(f"the body is no complete tar archive: {error}", field="body") from error
-        finally:
-            self._pipe.stop()
+        self._begin()
+
+    def _begin(self) -> None:
+        if not self._begun:
+            self._do(self._talk.mkdir(self._root or "/", parents=True))
+            self._begun = True
 
     def _add(self, archive: tarfile.TarFile, member: tarfile.TarInfo) -> None:
         path = self._path_of(member.name)
         if path == self._root:
             return
         if member.isdir():
+            self._begin()
             self._do(self._talk.mkdir(path, mode=member.mode & 0o7777, parents=True))
         elif member.issym():
+            self._begin()
             self._do(self._symlink(member.linkname, path))
         elif member.islnk():
             self._copy(member.linkname, path)
@@ -192,6 +209,7 @@ class _Unpacking:
         return (await self._talk.stat(path)).kind == "file"
 
     def _write(self, source: IO[bytes], path: str, mode: int) -> None:
+        self._begin()
         opened = self._do(self._talk.open_write(path, mode=mode, parents=True))
         try:
             while piece := source.read(BLOCK_BYTES):
