@@ -61,6 +61,14 @@ async def test_the_kernels_own_files_say_what_they_say_to_the_user_inside(files,
             await read(files, path)
 
 
+async def test_a_move_names_which_of_its_paths_is_not_there(files):
+    await write(files, "/tmp/a", b"")
+    for path, target, field in (("/tmp/a", "/nope/x", "target"), ("/tmp/none", "/tmp/b", "path"), ("/tmp/none", "/nope/x", "path")):
+        with pytest.raises(NotFound) as caught:
+            await files.move(path, target)
+        assert (caught.value.field, caught.value.ran) == (field, "not-run")
+
+
 async def test_an_uncommitted_write_is_not_there_and_leaves_nothing(files, box):
     opened = await files.open_write("/tmp/half")
     os.write(opened.fd, b"half")

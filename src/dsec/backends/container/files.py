@@ -13,7 +13,7 @@ from dsec.backends.container.conversation import RequestConversation
 from dsec.backends.container.failures import error_from_fields
 from dsec.backends.container.frames import Fields, FieldValue, MalformedFrame, encode_fields, encode_frame
 from dsec.backends.protocol import OpenedFile
-from libdsec.errors import DSecError, InvalidArgument, OutcomeUnknown, SandboxFailed
+from libdsec.errors import DSecError, InvalidArgument, NotFound, OutcomeUnknown, SandboxFailed
 from libdsec.schema import FileStat
 
 __all__ = ["ContainerFiles"]
@@ -184,7 +184,21 @@ class ContainerFiles:
 
     async def move(self, path: str, target: str, *, overwrite: bool = False) -> None:
         flags = wire.FLAG_OVERWRITE if overwrite else 0
-        await self._call(wire.FILE_MOVE, (wire.T_PATH, _checked(path)), (wire.T_TARGET, _checked(target, "target")), (wire.T_FLAGS, flags))
+        fields = (wire.T_PATH, _checked(path)), (wire.T_TARGET, _checked(target, "target")), (wire.T_FLAGS, flags)
+        try:
+            await self._call(wire.FILE_MOVE, *fields)
+        except NotFound as error:
+            # Chronus says "path" of both. It looks at the path first: where that is there, the target's folder is not.
+            if await self._is_there(path):
+                error.field = "target"
+            raise
+
+    async def _is_there(self, path: str) -> bool:
+        try:
+            await self.stat(path)
+        except DSecError:
+            return False
+        return True
 
     async def remove(self, path: str, *, recursive: bool = False) -> None:
         flags = wire.FLAG_RECURSIVE if recursive else 0
