@@ -36,7 +36,7 @@ class Files:
         self._path = sandbox_path + "/files"
 
     async def read(self, path: str, *, start: int = 0, length: int | None = None, user: str | None = None) -> bytes:
-        """The bytes of a file, or `length` of them from `start`."""
+        """The bytes of a file, or `length` of them from `start`. InvalidArgument where the file ends before `start`."""
         async with aclosing(self.stream(path, start=start, length=length, user=user)) as pieces:
             return merged([piece async for piece in pieces])
 
@@ -46,6 +46,8 @@ class Files:
 
     async def stream(self, path: str, *, start: int = 0, length: int | None = None, user: str | None = None) -> AsyncGenerator[bytes, None]:
         """The bytes piece by piece, for files of any size."""
+        if start < 0:
+            raise InvalidArgument(f"start must not be negative, not {start}", field="start")
         if length is not None and length <= 0:
             return
         headers = {} if length is None and not start else {"Range": f"bytes={start}-{'' if length is None else start + length - 1}"}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import io
+import math
 import os
 import stat
 import tarfile
@@ -134,6 +135,10 @@ async def test_directories_moves_links_and_attributes(sandbox, root):
         ("mode", lambda files: files.write("/x", b"", mode=0o77777)),
         ("owner", lambda files: files.write("/x", b"", owner="root")),
         ("path", lambda files: files.read("/")),
+        ("start", lambda files: files.read("/x", start=-1)),
+        ("mtime", lambda files: files.set_attributes("/", mtime=math.nan)),
+        ("mtime", lambda files: files.set_attributes("/", mtime=1e300)),
+        ("mtime", lambda files: files.set_attributes("/", mtime=-1)),
     ],
 )
 async def test_bad_arguments_are_named(sandbox, root, field, call):
@@ -201,9 +206,15 @@ async def test_a_range_is_honoured_and_one_beyond_is_refused(served, sandbox):
             assert (answer.status, await answer.read(), answer.headers["content-range"]) == (206, b"789", "bytes 7-9/10")
         async with session.get(url, headers={"Range": "bytes=0-1,4-5"}) as answer:
             assert (answer.status, await answer.read()) == (200, b"0123456789")
-        async with session.get(url, headers={"Range": "bytes=10-"}) as answer:
-            assert answer.status == 400
-            assert (await answer.json())["error"]["field"] == "range"
+        async with session.get(url, headers={"Range": "lines=1-2"}) as answer:
+            assert (answer.status, await answer.read()) == (200, b"0123456789")
+        for bad in ("bytes=10-", "bytes=-0", "bytes=4-2", "bytes=-", "bytes=a-b", f"bytes={2**62}-", f"bytes={'9' * 5000}-"):
+            async with session.get(url, headers={"Range": bad}) as answer:
+                assert answer.status == 400
+                assert (await answer.json())["error"]["field"] == "range"
+    for start in (10**9, 2**62, 2**80):
+        with pytest.raises(InvalidArgument):
+            await sandbox.files.read("/r", start=start)
 
 
 async def test_trees_go_both_ways(sandbox, root, tmp_path):

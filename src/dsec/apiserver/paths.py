@@ -17,7 +17,7 @@ from dsec.backends.protocol import FilesConversation
 from libdsec.errors import InvalidArgument
 from libdsec.schema import FileStat
 
-__all__ = ["GuestPath", "GuestUser", "Mode", "Owner", "conversation", "parse_mode", "parse_owner", "raw_query", "sendable"]
+__all__ = ["GuestPath", "GuestUser", "Mode", "Owner", "conversation", "parse_mode", "parse_mtime", "parse_owner", "raw_query", "sendable"]
 
 GuestPath = Annotated[
     str, QueryParameter(description="Absolute path in the sandbox. Bytes that are not UTF-8 are percent-encoded as they are.")
@@ -29,6 +29,8 @@ Owner = Annotated[str | None, QueryParameter(description="Numeric `uid` or `uid:
 _OWNER = re.compile(r"^(\d{1,10})(?::(\d{1,10}))?$")
 _MODE = re.compile(r"^(?:0o?)?([0-7]{1,4})$")
 _ID_MAX = (1 << 32) - 2
+_SECONDS_MAX = 9_000_000_000
+"""Nanoseconds are told in 64 bits; the year 2255."""
 
 
 def raw_query(connection: ASGIConnection[Any, Any, Any, Any], name: str, parsed: str) -> str:
@@ -82,6 +84,15 @@ def parse_owner(text: str | None) -> tuple[int | None, int | None]:
     if any(each is not None and not 0 <= each <= _ID_MAX for each in numbers):
         raise InvalidArgument(f"owner {text!r:.40} is not uid or uid:gid in numbers", field="owner")
     return numbers[0], numbers[1]
+
+
+def parse_mtime(seconds: float | None) -> int | None:
+    """Nanoseconds of a time of modification."""
+    if seconds is None:
+        return None
+    if not 0 <= seconds < _SECONDS_MAX:
+        raise InvalidArgument(f"mtime {seconds} is not in seconds since 1970, below {_SECONDS_MAX}", field="mtime")
+    return round(seconds * 1e9)
 
 
 @asynccontextmanager

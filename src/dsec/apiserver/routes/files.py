@@ -15,7 +15,7 @@ from litestar.params import FromPath, FromQuery, HeaderParameter
 from dsec.apiserver.channels import Gone, WireSocket, accept, close_with, receive, run_until_first, send
 from dsec.apiserver.document import BytesIn, bytes_out
 from dsec.apiserver.filedata import read_pieces, write_pieces
-from dsec.apiserver.paths import GuestPath, GuestUser, Mode, Owner, conversation, parse_mode, parse_owner, raw_query, sendable
+from dsec.apiserver.paths import GuestPath, GuestUser, Mode, Owner, conversation, parse_mode, parse_mtime, parse_owner, raw_query, sendable
 from dsec.apiserver.ranges import parse_range
 from dsec.apiserver.state import edge_of
 from dsec.apiserver.wire import StreamAnswer, WireRequest, body_pieces
@@ -39,7 +39,8 @@ async def read_file(
     user: GuestUser = None,
     content_range: Annotated[str | None, HeaderParameter(name="Range")] = None,
 ) -> StreamAnswer:
-    """The file's bytes, or the range asked for (206)."""
+    """The file's bytes, or the range asked for (206). One that begins behind the end, or is no range of bytes, is refused; several ranges
+    and other units are answered with the whole."""
     path = raw_query(request, "path", path)
     talk = await edge_of(request).files(sandbox_id, user or "")
     try:
@@ -178,8 +179,8 @@ async def set_attributes(
     """Change what is given of mode, owner and time of modification (Unix seconds)."""
     bits = parse_mode(mode)
     uid, gid = parse_owner(owner)
+    mtime_ns = parse_mtime(mtime)
     async with conversation(request, sandbox_id, user) as talk:
-        mtime_ns = None if mtime is None else round(mtime * 1e9)
         await talk.set_attributes(raw_query(request, "path", path), mode=bits, uid=uid, gid=gid, mtime_ns=mtime_ns)
 
 
