@@ -53,9 +53,7 @@ def test_signals_have_the_numbers_of_this_system():
         ("bytes=-3", 10, (7, 10)),
         ("bytes=-30", 10, (0, 10)),
         ("bytes=8-100", 10, (8, 10)),
-        ("bytes=5-2", 10, None),
         ("bytes=1-2,4-5", 10, None),
-        ("bytes=-", 10, None),
         ("lines=1-2", 10, None),
     ],
 )
@@ -63,9 +61,11 @@ def test_ranges(header, size, span):
     assert parse_range(header, size) == span
 
 
-def test_a_range_beyond_the_file_is_refused():
-    with pytest.raises(InvalidArgument):
-        parse_range("bytes=10-", 10)
+@pytest.mark.parametrize("header", ["bytes=10-", "bytes=-0", "bytes=5-2", "bytes=-", "bytes=", "bytes=a-b", f"bytes={2**62}-"])
+def test_a_range_that_is_none_or_beyond_the_file_is_refused(header):
+    with pytest.raises(InvalidArgument) as caught:
+        parse_range(header, 10)
+    assert caught.value.field == "range"
 
 
 @pytest.mark.parametrize(("text", "mode"), [("0644", 0o644), ("755", 0o755), ("0o7777", 0o7777), ("0", 0), (None, None)])
