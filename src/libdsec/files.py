@@ -150,8 +150,8 @@ class Files:
     async def upload_tree(self, local: str | os.PathLike[str], path: str, *, user: str | None = None) -> None:
         """Copy a directory's contents into directory `path` of the sandbox, which is made if it is not there. Symlinks stay symlinks.
 
-        A file that has several names arrives as several files. Devices, pipes and sockets are left out. Files replace those of the same
-        name one by one; after a failure those before it are there.
+        Files keep permission bits and times of modification. One that has several names arrives as several files. Devices, pipes and
+        sockets are left out. Files replace those of the same name one by one; after a failure those before it are there.
         """
         local = os.fspath(local)
         await asyncio.to_thread(trees.require_directory, local)

@@ -10,6 +10,7 @@ import os
 import stat
 import tarfile
 import threading
+import time
 
 import aiohttp
 import pytest
@@ -316,6 +317,15 @@ async def test_a_hard_link_names_a_file_of_the_archive_and_no_symlink(put_tree, 
     status, error = await put_tree(*entries)
     assert (status, error["code"], error["field"]) == (400, "invalid_argument", "body")
     assert not (root / "in/d").exists()
+
+
+@pytest.mark.parametrize(("said", "kept"), [("1234.5", 1234.5), ("-5", -5), ("nan", None), ("inf", None), ("1e300", None)])
+async def test_files_of_an_archive_have_its_times(put_tree, root, said, kept):
+    before = time.time() - 1
+    assert await put_tree(entry("c", data=b"1", mtime=said), entry("d", tarfile.LNKTYPE, "c")) == (204, None)
+    for name in ("c", "d"):
+        found = (root / "in" / name).stat().st_mtime
+        assert found == kept if kept is not None else found >= before
 
 
 async def test_an_archive_that_fails_midway_says_that_it_ran(put_tree, root):

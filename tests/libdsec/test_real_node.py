@@ -198,15 +198,16 @@ async def test_an_upload_cut_off_leaves_the_old_file_and_nothing_else(node, sand
     assert await sandbox.files.read("/work/kept") == b"old"
 
 
-async def test_trees_keep_links_and_modes(sandbox, tmp_path):
+async def test_trees_keep_links_modes_and_times(sandbox, tmp_path):
     source = tmp_path / "source"
     (source / "a/b").mkdir(parents=True)
     (source / "a/tool").write_bytes(b"#!/bin/sh\n")
     (source / "a/tool").chmod(0o750)
+    os.utime(source / "a/tool", (1000, 1000))
     (source / "a/abs").symlink_to("/etc/passwd")
     await sandbox.files.upload_tree(source, "/work/t")
-    shown = await sandbox.run_shell("stat -c '%a %n' /work/t/a/tool; readlink /work/t/a/abs")
-    assert shown.stdout == b"750 /work/t/a/tool\n/etc/passwd\n"
+    shown = await sandbox.run_shell("stat -c '%a %Y %n' /work/t/a/tool; readlink /work/t/a/abs")
+    assert shown.stdout == b"750 1000 /work/t/a/tool\n/etc/passwd\n"
     await sandbox.run_shell("mkfifo /work/t/pipe; ln -s / /work/t/root; chmod u+s /work/t/a/tool")
     await sandbox.files.download_tree("/work/t", tmp_path / "back")
     back = tmp_path / "back"

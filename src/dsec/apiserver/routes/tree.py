@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import tarfile
 from collections.abc import AsyncGenerator, Coroutine
@@ -95,8 +96,8 @@ async def _member(talk: FilesConversation, entry: FileStat, name: str) -> AsyncG
 async def write_tree(request: WireRequest, sandbox_id: FromPath[str], path: GuestPath, user: GuestUser = None) -> None:
     """Unpack a tar stream into a directory, made if it is not there.
 
-    Each file is replaced whole; symlinks are written, never followed outside. A hard link must name a file that came before it in the
-    archive, and becomes a file of its own with the same content.
+    Each file is replaced whole and gets the time of modification that the archive says; symlinks are written, never followed outside. A
+    hard link must name a file that came before it in the archive, and becomes a file of its own with the same content.
     """
     path = raw_query(request, "path", path)
     async with conversation(request, sandbox_id, user) as talk:
@@ -173,7 +174,7 @@ class _Unpacking:
         elif member.isreg():
             source = archive.extractfile(member)
             assert source is not None, "a regular member has data"
-            self._write(source, path, member.mode & 0o7777)
+            self._write(source, path, member.mode & 0o7777, member.mtime)
 
     def _path_of(self, name: str) -> str:
         parts = [part for part in name.split("/") if part not in ("", ".")]
@@ -198,7 +199,7 @@ class _Unpacking:
             raise InvalidArgument(f"the archive links {path!r:.200} to {target!r:.200}, which is no file in it before that", field="body")
         opened = self._do(self._talk.open_read(source))
         with os.fdopen(opened.fd, "rb", buffering=0) as content:
-            self._write(content, path, opened.stat.mode)
+            self._write(content, path, opened.stat.mode, opened.stat.mtime)
 
     async def _is_plain(self, path: str) -> bool:
         """Whether `path` is a file, and no symlink on the way from the root of the tree leads to it elsewhere."""
@@ -208,12 +209,13 @@ class _Unpacking:
                 return False
         return (await self._talk.stat(path)).kind == "file"
 
-    def _write(self, source: IO[bytes], path: str, mode: int) -> None:
+    def _write(self, source: IO[bytes], path: str, mode: int, mtime: float) -> None:
         self._begin()
         opened = self._do(self._talk.open_write(path, mode=mode, parents=True))
         try:
             while piece := source.read(BLOCK_BYTES):
                 write_all(opened.fd, [piece])
+            _set_time(opened.fd, mtime)
         except BaseException as error:
             self._do(self._talk.abort(opened))
             raise write_failure(error) if isinstance(error, OSError) else error from error
@@ -222,6 +224,13 @@ class _Unpacking:
         self._do(self._talk.commit(opened, path))
         if len(self._linkable) < LINKABLE_MOST:
             self._linkable.add(hash(path))
+
+
+def _set_time(fd: int, seconds: float) -> None:
+    # An archive may say what is no number, or no time that a file can have: then it keeps the time at which it was written.
+    with contextlib.suppress(ValueError, OverflowError):
+        mtime_ns = round(seconds * 1e9)
+        os.utime(fd, ns=(mtime_ns, mtime_ns))
 
 
 ROUTES = [read_tree, write_tree]
