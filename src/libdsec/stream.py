@@ -21,6 +21,8 @@ __all__ = ["ProcessStream", "kept_from"]
 
 MESSAGEPACK = "application/vnd.msgpack"
 STDIN_PIECE = 256 << 10
+_PARTING_SECONDS = 5.0
+"""How long leaving waits for a process that does not read its input. The server goes on giving it what it was sent."""
 _result_decoder = msgspec.msgpack.Decoder(ExecResult)
 
 
@@ -65,7 +67,13 @@ class ProcessStream:
         return self
 
     async def aclose(self) -> None:
-        """Detach. The process goes on."""
+        """Detach. The process goes on, and gets all input that was accepted, also where leaving did not wait until it had read it."""
+        try:
+            await self._input_taken()
+        finally:
+            await self._disconnect()
+
+    async def _disconnect(self) -> None:
         if self._reader is not None:
             self._reader.cancel()
             await asyncio.gather(self._reader, return_exceptions=True)
@@ -75,6 +83,19 @@ class ProcessStream:
             self._failure = Conflict("the stream is closed", cause="detached")
         self._wake.set()
         self._stdin_arrived.set()
+
+    async def _input_taken(self) -> None:
+        """Wait until the process has our input, so that what another stream sends next comes after it; within limits."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(_PARTING_SECONDS):
+                while self._on_the_way():
+                    self._stdin_arrived.clear()
+                    await self._stdin_arrived.wait()
+
+    def _on_the_way(self) -> bool:
+        """Whether the server may still tell of input that it has given to the process."""
+        broken = self.result is not None or self._failure is not None or self._stdin_lost
+        return not broken and self._socket is not None and self._stdin_credit < streaming.STDIN_WINDOW
 
     async def __aenter__(self) -> ProcessStream:
         return await self.open()

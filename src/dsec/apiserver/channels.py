@@ -9,6 +9,7 @@ from typing import Any
 
 from litestar import WebSocket
 from litestar.datastructures import State
+from litestar.exceptions import WebSocketDisconnect
 
 from dsec.apiserver.failures import typed_error
 
@@ -16,6 +17,8 @@ __all__ = ["Gone", "WireSocket", "accept", "close_with", "receive", "run_all", "
 
 WireSocket = WebSocket[Any, Any, State]
 _REASON_BYTES = 123  # what a closing frame has room for
+_CLOSED = (OSError, RuntimeError, WebSocketDisconnect)
+"""The server's protocol raises its own OSError, or RuntimeError after a close that crossed ours; Litestar what it saw before."""
 
 
 class Gone(Exception):
@@ -43,8 +46,7 @@ async def send(socket: WireSocket, data: bytes) -> None:
     """Send one message; waits while the client does not read."""
     try:
         await socket.send({"type": "websocket.send", "bytes": data, "text": None})
-    except (OSError, RuntimeError) as error:
-        # The server's protocol raises its own OSError, or RuntimeError after a close that crossed ours.
+    except _CLOSED as error:
         raise Gone from error
 
 
@@ -55,7 +57,7 @@ async def close_with(socket: WireSocket, error: Exception | None = None) -> None
         typed, status = typed_error(error)
         code = 4000 + status
         reason = f"{typed.code}: {typed.message}".encode()[:_REASON_BYTES].decode(errors="ignore")
-    with contextlib.suppress(OSError, RuntimeError):
+    with contextlib.suppress(*_CLOSED):
         await socket.send({"type": "websocket.close", "code": code, "reason": reason})
 
 

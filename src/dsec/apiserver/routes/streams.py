@@ -5,13 +5,14 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections import deque
+from collections.abc import Awaitable, Callable
 from urllib.parse import parse_qs
 
 import msgspec
 from litestar import websocket
 from litestar.params import FromPath
 
-from dsec.apiserver.channels import Gone, WireSocket, accept, close_with, receive, run_until_first, send
+from dsec.apiserver.channels import Gone, WireSocket, accept, close_with, receive, run_all, run_until_first, send
 from dsec.apiserver.failures import typed_error
 from dsec.apiserver.state import edge_of, holds_of
 from dsec.backends.protocol import Attachment, OutputChunk, StreamEnd
@@ -29,7 +30,7 @@ _signal_decoder = msgspec.msgpack.Decoder(SignalRequest)
 
 @websocket("/v1/sandboxes/{sandbox_id:str}/processes/{op_id:str}/stream")
 async def stream_process(socket: WireSocket, sandbox_id: FromPath[str], op_id: FromPath[str]) -> None:
-    """Attach to a process. Leaving detaches; the process goes on."""
+    """Attach to a process. Leaving detaches; the process goes on, and gets what input was sent before."""
     try:
         await accept(socket)
         try:
@@ -45,7 +46,8 @@ async def stream_process(socket: WireSocket, sandbox_id: FromPath[str], op_id: F
                     for stream in (1, 2):
                         await held.consumed(stream, credit)
                 commands = _Commands(socket, attachment)
-                await run_until_first(_send_output(socket, attachment), commands.read(), commands.feed_stdin())
+                output = _Output(socket, attachment, credit)
+                await run_until_first(output.send(), run_all(commands.read(output.discard), commands.feed_stdin()))
             finally:
                 await attachment.aclose()
         except Gone:
@@ -64,18 +66,44 @@ def _number(query: dict[str, list[str]], name: str, default: int, most: int) -> 
     return int(text)
 
 
-async def _send_output(socket: WireSocket, attachment: Attachment) -> None:
-    async for item in attachment:
-        if isinstance(item, OutputChunk):
-            await send(socket, streaming.encode_data(item.stream, item.offset, item.data))
-        elif isinstance(item, StreamEnd):
-            await send(socket, bytes((streaming.EOF, item.stream)))
+class _Output:
+    """What the client is sent. Once it has left, output is read and dropped: the command must not stand still before it took its input."""
+
+    def __init__(self, socket: WireSocket, attachment: Attachment, credit: int) -> None:
+        self._socket = socket
+        self._attachment = attachment
+        self._credit = max(credit, streaming.DEFAULT_CREDIT)
+        self._discarding = False
+
+    async def send(self) -> None:
+        async for item in self._attachment:
+            if isinstance(item, OutputChunk):
+                await self._send_chunk(item)
+            elif isinstance(item, StreamEnd):
+                await self._send(bytes((streaming.EOF, item.stream)))
+            else:
+                shown = msgspec.structs.replace(item, stdout=b"", stderr=b"")
+                await self._send(bytes([streaming.RESULT]) + _encode(shown))
+                return
+        # The iteration ends with a result or raises; anything else is the edge's fault and must not look like a clean end.
+        raise OutcomeUnknown("the stream ended without a result", cause="detached")
+
+    async def _send_chunk(self, chunk: OutputChunk) -> None:
+        if self._discarding:
+            await self._attachment.consumed(chunk.stream, len(chunk.data))
         else:
-            shown = msgspec.structs.replace(item, stdout=b"", stderr=b"")
-            await send(socket, bytes([streaming.RESULT]) + _encode(shown))
-            return
-    # The iteration ends with a result or raises; anything else is the edge's fault and must not look like a clean end.
-    raise OutcomeUnknown("the stream ended without a result", cause="detached")
+            await self._send(streaming.encode_data(chunk.stream, chunk.offset, chunk.data))
+
+    async def _send(self, message: bytes) -> None:
+        # That the client has gone is the reader's to say, after all that was sent before.
+        with contextlib.suppress(Gone):
+            await send(self._socket, message)
+
+    async def discard(self) -> None:
+        """Nobody reads from here on. What was sent and not yet consumed is granted anew."""
+        self._discarding = True
+        for stream in (1, 2):
+            await self._attachment.consumed(stream, self._credit)
 
 
 class _Commands:
@@ -88,12 +116,19 @@ class _Commands:
         self._pending_bytes = 0
         self._arrived = asyncio.Event()
         self._ended = False
+        self._left = False
 
-    async def read(self) -> None:
-        while True:
-            message = await receive(self._socket)
-            if message:
-                await self._act(message[0], message)
+    async def read(self, left: Callable[[], Awaitable[None]]) -> None:
+        """Until the client leaves; `left` is then called, and feed_stdin() ends with what was sent before."""
+        with contextlib.suppress(Gone):
+            while True:
+                message = await receive(self._socket)
+                if message:
+                    await self._act(message[0], message)
+        self._left = True
+        self._arrived.set()
+        if self._pending_bytes:
+            await left()
 
     async def _act(self, kind: int, message: bytes) -> None:
         if kind == streaming.CREDIT:
@@ -135,10 +170,12 @@ class _Commands:
         self._arrived.set()
 
     async def feed_stdin(self) -> None:
-        while True:
-            while not self._pending:
+        """Give the command its input, until the client has left and all that it sent is given."""
+        while self._pending or not self._left:
+            if not self._pending:
                 self._arrived.clear()
                 await self._arrived.wait()
+                continue
             data = self._pending.popleft()
             # A program may close its input and go on, as `head` does; what was meant for it is dropped.
             with contextlib.suppress(Conflict):
@@ -146,11 +183,10 @@ class _Commands:
                     await self._attachment.close_stdin()
                 else:
                     await self._attachment.write_stdin(data)
-            if data is None:
-                await asyncio.get_running_loop().create_future()
-            else:
+            if data is not None:
                 self._pending_bytes -= len(data)
-                await send(self._socket, streaming.encode_stdin_credit(len(data)))
+                with contextlib.suppress(Gone):
+                    await send(self._socket, streaming.encode_stdin_credit(len(data)))
 
 
 ROUTES = [stream_process]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import socket
 from collections import deque
 from typing import ClassVar, Final
@@ -142,6 +143,8 @@ class ContainerAttachment(Conversation):
         self._stdin_credit = 0
         self._stdin_open = True
         self._stdin_waiter: asyncio.Future[None] | None = None
+        self._wrote = False
+        self._parting: asyncio.Future[None] | None = None
         self._finished = False
         self.started: asyncio.Future[Fields] = loop.create_future()
         self._timer = loop.call_later(self.answer_seconds, self._late)
@@ -236,6 +239,7 @@ class ContainerAttachment(Conversation):
                 raise Conflict("stdin of the command is closed", cause="stdin-closed", details={"unwritten": len(rest)})
             piece = rest[: min(self._stdin_credit, STDIN_CHUNK)]
             self._stdin_credit -= len(piece)
+            self._wrote = True
             self.send(encode_data(wire.STDIN, 0, piece))
             rest = rest[len(piece) :]
             await self.drain()
@@ -243,6 +247,7 @@ class ContainerAttachment(Conversation):
     async def close_stdin(self) -> None:
         if self._stdin_open and not self.closed:
             self._end_stdin()
+            self._wrote = True
             self.send(encode_frame(wire.EOF))
             await self.drain()
 
@@ -261,10 +266,29 @@ class ContainerAttachment(Conversation):
             raise self._error or Conflict("the attachment is closed", cause="detached")
 
     async def aclose(self) -> None:
-        self.close()
+        """Hang up, once chronus has read all input that was sent.
+
+        A connection that it finds broken while it sends output it drops, with what it has not read; so ours ends one way first.
+        """
+        try:
+            if self._wrote and not self.closed:
+                self._parting = self._loop.create_future()
+                with contextlib.suppress(OSError):
+                    self._sock.shutdown(socket.SHUT_WR)
+                await asyncio.wait([self._parting], timeout=self.answer_seconds)
+        finally:
+            self.close()
+
+    def _end(self, what: str) -> None:
+        if self._parting is None:
+            super()._end(what)
+        else:
+            self.close()
 
     def close(self) -> None:
         super().close()
         self._timer.cancel()
         self._wake()
         self._wake_stdin()
+        if self._parting is not None and not self._parting.done():
+            self._parting.set_result(None)
