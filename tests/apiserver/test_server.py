@@ -152,6 +152,9 @@ async def test_tcp_needs_the_token(tmp_path):
                 assert await answer.json() == {"status": "ok"}
             async with session.get("/v1/node") as answer:
                 assert (answer.status, answer.headers["www-authenticate"]) == (401, "Bearer")
+            for given, status in (("bearer right", 200), ("BEARER right", 200), ("Basic right", 401), ("right", 401), ("bearer", 401)):
+                async with session.get("/v1/node", headers={"Authorization": given}) as answer:
+                    assert answer.status == status
             with pytest.raises(aiohttp.WSServerHandshakeError):
                 await session.ws_connect(f"/v1/sandboxes/{sandbox.sandbox_id}/processes/x/stream")
 

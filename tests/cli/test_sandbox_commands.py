@@ -166,7 +166,7 @@ class Terminal:
 
 
 def test_a_terminal_in_the_sandbox(node, sandbox: str) -> None:
-    environ = node.environ | {"TERM": "xterm"}
+    environ = node.environ | {"TERM": "xterm", "COLUMNS": "150", "LINES": "7"}  # of another terminal, as by inheritance
     terminal = Terminal([sys.executable, "-m", "dsec.cli", "exec", "-it", sandbox, "sh"], environ, 31, 97)
     try:
         terminal.expect(b"# ")
@@ -209,6 +209,27 @@ def test_ctrl_c_reaches_the_command_and_run_stops_its_sandbox(node) -> None:
         assert process.stdout.readline() == b"caught\n"
         assert process.wait(15) == 4
     assert live(node) == []
+
+
+@pytest.mark.parametrize("number", [signal.SIGHUP, signal.SIGTERM])
+def test_a_terminal_that_closes_leaves_no_sandbox(node, number: signal.Signals) -> None:
+    command = [sys.executable, "-m", "dsec.cli", "run", "tiny", "sh", "-c", "echo ready; exec sleep 60"]
+    with subprocess.Popen(command, env=node.environ, stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == b"ready\n"
+        process.send_signal(number)
+        assert process.wait(15) == 128 + number
+    assert live(node) == []
+
+
+def test_a_command_ends_with_the_terminal_that_watches_it(node, sandbox: str) -> None:
+    command = [sys.executable, "-m", "dsec.cli", "exec", sandbox, "sh", "-c", "echo ready; exec sleep 4711"]
+    with subprocess.Popen(command, env=node.environ, stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == b"ready\n"
+        process.send_signal(signal.SIGHUP)
+        assert process.wait(15) == 128 + signal.SIGHUP
+    assert b"4711" not in node.dsec("exec", sandbox, "ps").stdout
 
 
 def test_a_reader_that_leaves_ends_the_command(node, sandbox: str) -> None:

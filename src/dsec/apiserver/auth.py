@@ -23,7 +23,7 @@ class RequireToken:
         if not token:
             raise ValueError("an empty token would let everybody in")
         self._app = app
-        self._expected = b"Bearer " + token.encode()
+        self._expected = token.encode()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["path"] in _OPEN_PATHS or self._allowed(scope):
@@ -38,5 +38,6 @@ class RequireToken:
 
     def _allowed(self, scope: Scope) -> bool:
         given = next((value for name, value in scope["headers"] if name == b"authorization"), b"")
+        scheme, _, token = given.partition(b" ")
         # Compared in constant time: the time of an early mismatch would tell the token byte by byte.
-        return hmac.compare_digest(given, self._expected)
+        return scheme.lower() == b"bearer" and hmac.compare_digest(token.strip(b" "), self._expected)

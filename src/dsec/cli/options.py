@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import signal
 from collections.abc import Awaitable, Callable
 from contextlib import AbstractContextManager, nullcontext
 from math import inf
@@ -67,11 +68,28 @@ def default_url(url: str | None) -> str | None:
 def with_client(
     url: str | None, token: str | None, work: Callable[[DSecClient], Awaitable[T]], *, as_json: bool = False, failed_code: int | None = None
 ) -> T:
-    """Open a client, do `work`, close; an error ends the process with one line and its exit code, `failed_code` if given."""
+    """Open a client, do `work`, close; an error ends the process with one line and its exit code, `failed_code` if given.
+
+    A terminal that closes, or SIGTERM, cancels `work`, so that it leaves nothing behind; the exit code is 128 and the signal's number.
+    """
 
     async def whole() -> T:
-        async with DSecClient(default_url(url), token) as client:
-            return await work(client)
+        loop, task, ended = asyncio.get_running_loop(), asyncio.current_task(), list[int]()
+        assert task is not None, "it runs as one"
+
+        def end(number: int) -> None:
+            ended.append(number)
+            task.cancel()
+
+        for number in (signal.SIGHUP, signal.SIGTERM):
+            loop.add_signal_handler(number, end, number)
+        try:
+            async with DSecClient(default_url(url), token) as client:
+                return await work(client)
+        except asyncio.CancelledError:
+            if ended:
+                raise typer.Exit(128 + ended[0]) from None
+            raise
 
     with failures(as_json, code=failed_code):
         return asyncio.run(whole())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 from collections.abc import Awaitable, Callable
 from typing import Annotated
@@ -19,6 +20,7 @@ from libdsec.schema import ExecResult
 
 __all__ = ["register"]
 
+KILL_SECONDS = 5.0
 INTERACTIVE_SHELL = "command -v bash >/dev/null 2>&1 && exec bash; exec sh"
 """What runs where no command is given."""
 
@@ -83,6 +85,11 @@ async def _command(
     except BrokenPipeError:  # the reader of our output has left, as in `dsec exec ... | head`
         await process.kill()
         return 141
+    except asyncio.CancelledError:
+        with contextlib.suppress(DSecError, TimeoutError):
+            async with asyncio.timeout(KILL_SECONDS):
+                await process.kill()
+        raise
     finally:
         await process.aclose()
     if result.timed_out:

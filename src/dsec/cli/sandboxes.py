@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 from dsec.cli.options import JsonOption, TokenOption, UrlOption, pairs, with_client
-from dsec.cli.output import amount, command_exit_code, die, duration, print_json, print_table, say, tell
+from dsec.cli.output import amount, command_exit_code, die, duration, exit_code, print_json, print_table, say, tell
 from libdsec import DSecClient
 from libdsec.errors import DSecError, InvalidArgument, NotFound
 from libdsec.schema import ExecResult, ProcessInfo, SandboxInfo
@@ -235,7 +235,7 @@ def _each(sandbox_ids: list[str], verb: str, url: str | None, token: str | None,
     errors = [outcome for outcome in outcomes if isinstance(outcome, DSecError)]
     if as_json:
         print_json([outcome.to_wire() if isinstance(outcome, DSecError) else outcome for outcome in outcomes])
-        raise typer.Exit(1 if errors else 0)
+        raise typer.Exit(exit_code(errors[0]) if errors else 0)
     for sandbox_id, outcome in zip(sandbox_ids, outcomes, strict=True):
         if not isinstance(outcome, DSecError):
             tell(f"{sandbox_id} {outcome.state}")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-import shutil
 import signal
 import sys
 import termios
@@ -23,9 +22,13 @@ _READ_BYTES = 65536
 
 
 def window_size() -> tuple[int, int]:
-    """Rows and columns."""
-    size = shutil.get_terminal_size()
-    return size.lines, size.columns
+    """Rows and columns of the terminal itself, whatever COLUMNS says: that is inherited, and does not change with the window."""
+    for descriptor in (0, 1, 2):
+        with contextlib.suppress(OSError):
+            size = os.get_terminal_size(descriptor)
+            if size.lines and size.columns:
+                return size.lines, size.columns
+    return 24, 80
 
 
 @contextlib.contextmanager
@@ -130,8 +133,6 @@ async def follow(process: Process, *, terminal: bool, stdin: bool) -> ExecResult
         else:
             loop.add_signal_handler(signal.SIGINT, interrupt)
             stack.callback(loop.remove_signal_handler, signal.SIGINT)
-        loop.add_signal_handler(signal.SIGTERM, lambda: spawn(process.kill()))
-        stack.callback(loop.remove_signal_handler, signal.SIGTERM)
         feeding = loop.create_task(_feed(process)) if stdin else None
         try:
             sys.stdout.flush()

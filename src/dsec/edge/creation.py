@@ -101,7 +101,7 @@ class Creation:
         check_create(msgspec.structs.replace(request, args=args), self._memory_mb, self._cpu_count)
         backend = core.backends.get(request.backend)
         if backend is None:
-            raise InvalidArgument(f"this node has no backend {request.backend}, it has {', '.join(core.backends)}", field="backend")
+            raise Unsupported(f"this node has no backend {request.backend}, it has {', '.join(core.backends)}", field="backend")
         backend.validate(args)
         resolved = await self._resolve(request)
         core.admission.admit(request.count, len(core.sandboxes), core.launching)
