@@ -15,7 +15,18 @@ from urllib.parse import quote, urlencode
 
 import msgspec
 
-from libdsec.errors import Conflict, ConnectionFailed, DSecError, NotFound, OutcomeUnknown, Overloaded, SandboxFailed, error_from_wire
+from libdsec.bodies import encode_body
+from libdsec.errors import (
+    Conflict,
+    ConnectionFailed,
+    DSecError,
+    InvalidArgument,
+    NotFound,
+    OutcomeUnknown,
+    Overloaded,
+    SandboxFailed,
+    error_from_wire,
+)
 from libdsec.schema import ExecResult
 from libdsec.timeouts import Timeouts
 from libdsec.transport import Reply, Transport
@@ -25,7 +36,6 @@ __all__ = ["Api", "new_op_id", "segment"]
 T = TypeVar("T")
 MESSAGEPACK = "application/vnd.msgpack"
 _HEADERS = {"Content-Type": MESSAGEPACK, "Accept": MESSAGEPACK}
-_encode = msgspec.msgpack.Encoder().encode
 _decoders: dict[Any, msgspec.msgpack.Decoder[Any]] = {}
 _BACKOFF_FIRST, _BACKOFF_MOST = 0.01, 1.0
 RESULT_WAIT_SECONDS = 60.0
@@ -38,8 +48,11 @@ def new_op_id(prefix: str = "op") -> str:
 
 
 def segment(text: str) -> str:
-    """`text` as one segment of a URL's path."""
-    return quote(text, safe="")
+    """`text` as one segment of a URL's path. InvalidArgument if it is not Unicode."""
+    try:
+        return quote(text, safe="")
+    except UnicodeEncodeError as error:
+        raise InvalidArgument(f"{text!a} is not Unicode text", field="id") from error
 
 
 def decode(reply: Reply, answer: type[T]) -> T:
@@ -120,7 +133,7 @@ class Api:
         reply = await self.transport.call(
             method,
             with_query(path, query) if query else path,
-            body=_encode(body) if body is not None else None,
+            body=encode_body(body) if body is not None else None,
             headers=_HEADERS if headers is None else {**_HEADERS, **headers},
             timeout=timeout,
         )

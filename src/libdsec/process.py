@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from libdsec import streaming
 from libdsec.api import Api, segment
+from libdsec.bodies import check_seconds
 from libdsec.errors import Conflict, NotFound, SandboxFailed
 from libdsec.schema import ExecResult, ProcessInfo, SignalRequest, StreamOutput
 from libdsec.shielding import finish
@@ -75,6 +76,7 @@ class Process:
 
         Output that waits unread on this handle's stream is dropped from there, so that it holds up nothing; the result has what was kept.
         """
+        check_seconds(timeout=timeout)
         draining: asyncio.Task[None] | None = None
         if self._stream is not None and not self._iterating:
             draining = asyncio.get_running_loop().create_task(self._stream.drain())

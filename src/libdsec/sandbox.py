@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Literal
 import msgspec
 
 from libdsec.api import Api, new_op_id, segment
+from libdsec.bodies import check_seconds, stdin_bytes
 from libdsec.errors import ConnectionFailed, DSecError, InvalidArgument, NotFound, error_from_wire
 from libdsec.files import Files
 from libdsec.packs import WAIT_SECONDS, await_pack
@@ -271,6 +272,7 @@ class Sandbox:
 
     async def result(self, op_id: str, *, wait: float = 0.0) -> ExecResult:
         """The recorded result of a command. Conflict with cause `running` where it has not ended within `wait` seconds."""
+        check_seconds(wait=wait)
         return await self._api.call(
             "GET",
             f"{self._path}/processes/{segment(op_id)}/result",
@@ -330,6 +332,7 @@ async def make(api: Api, path: str, request: CreateRequest | ForkRequest, timeou
 
     After an error, a timeout or a cancellation nothing of them stays.
     """
+    check_seconds(timeout=timeout)
     batch = await _post(api, path, request, timeout)
     made = [Sandbox(api, info) for info in batch.sandboxes]
     if batch.errors and not (allow_partial and made):
@@ -382,13 +385,14 @@ def _request(
 ) -> ExecRequest:
     if isinstance(argv, str):
         raise InvalidArgument("argv is a list of arguments; use run_shell for text", field="argv")
+    check_seconds(timeout=timeout, kill_grace=kill_grace)
     return ExecRequest(
         argv=argv,
         shell=shell,
         cwd=cwd,
         user=user,
         env=dict(env) if env else {},
-        stdin=stdin.encode() if isinstance(stdin, str) else stdin,
+        stdin=stdin_bytes(stdin) if isinstance(stdin, str) else stdin,
         timeout=timeout,
         kill_grace=kill_grace,
         output_limit_bytes=output_limit_bytes,

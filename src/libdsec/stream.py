@@ -12,6 +12,7 @@ import msgspec
 
 from libdsec import streaming
 from libdsec.api import Api, Backoff, decode_error
+from libdsec.bodies import stdin_bytes
 from libdsec.errors import Conflict, ConnectionFailed, DSecError, OutcomeUnknown
 from libdsec.schema import ExecResult, SignalRequest
 from libdsec.shielding import finish
@@ -226,7 +227,7 @@ class ProcessStream:
 
     async def write_stdin(self, data: bytes | str) -> None:
         """Send input; waits while the process does not read it. Conflict after close_stdin() or when the process has ended."""
-        rest = memoryview(data.encode() if isinstance(data, str) else data)
+        rest = memoryview(stdin_bytes(data) if isinstance(data, str) else data)
         if self._stdin_ended:
             raise Conflict("stdin was closed before", cause="stdin-closed")
         while rest:

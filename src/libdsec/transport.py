@@ -77,7 +77,13 @@ class Transport(Protocol):
 
 def open_transport(url: str, token: str | None, timeouts: Timeouts) -> Transport:
     """A transport for `unix:///path/to.sock`, `http://host:port` or `https://host:port`."""
-    parts = urlsplit(url)
+    if token is not None and not (token.isascii() and token.isprintable()):
+        raise InvalidArgument("the token has characters that no header can carry", field="token")
+    try:
+        parts = urlsplit(url)
+        _ = parts.port
+    except ValueError as error:
+        raise InvalidArgument(f"{url!r}: {error}", field="url") from error
     if parts.scheme == "unix":
         path = parts.netloc + parts.path
         if not path:
