@@ -206,7 +206,7 @@ def _ls(as_json: JsonOption = False, state: StateOption = state_folder, run: Run
                 amount(info.data_bytes),
                 amount(info.stored_bytes),
                 str(len(info.below) + 1),
-                duration(now - info.created_at),
+                duration(now - info.created_at if info.created_at else None),
                 info.source,
             )
             for info in found
@@ -234,7 +234,7 @@ def _show(
         ("kind", info.kind),
         ("digest", info.digest),
         ("source", info.source or "-"),
-        ("made", f"{duration(time.time() - info.created_at)} ago"),
+        ("made", f"{duration(time.time() - info.created_at)} ago" if info.created_at else "-"),
         ("metadata", amount(info.metadata_bytes)),
         ("data", f"{amount(info.data_bytes)} in {info.packs} packs, {amount(info.stored_bytes)} of it new in the store"),
         ("files", f"{info.files}, {amount(info.logical_bytes)} together"),
