@@ -2,6 +2,7 @@
  * concerns. */
 #define _GNU_SOURCE
 #include "aether.h"
+#include "place.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -545,15 +546,14 @@ static void handle(struct aether *a, struct node *n) {
     }
 }
 
-#define PAGE        4096UL
 #define STACK_BYTES 65536UL /* nothing of ours goes deeper */
 #define STACK_SPARE 128UL   /* what waiting takes */
 
 /* Most of thousands of aethers only wait: what a birth or a command dirtied, and nothing needs any more, goes back. */
 __attribute__((noinline)) static void memory_settle(void) {
-    const unsigned long here = (unsigned long)__builtin_frame_address(0), end = (here - STACK_SPARE) & ~(PAGE - 1);
+    const unsigned long here = (unsigned long)__builtin_frame_address(0), below = (here - STACK_SPARE) & ~(PAGE - 1);
     malloc_trim(0);
-    madvise((void *)(end - STACK_BYTES), STACK_BYTES, MADV_DONTNEED);
+    madvise((void *)(below - STACK_BYTES), STACK_BYTES, MADV_DONTNEED);
 }
 
 _Noreturn static void serve(struct aether *a) {

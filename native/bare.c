@@ -4,13 +4,12 @@
  */
 #define _GNU_SOURCE
 #include "aether.h"
+#include "place.h"
 
-#include <linux/prctl.h>
 #include <signal.h>
 #include <stdint.h>
 #include <string.h>
 #include <sys/mman.h>
-#include <sys/prctl.h>
 #include <sys/syscall.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -20,11 +19,6 @@
 #include <sys/rseq.h>
 #endif
 #endif
-
-#define PAGE 4096UL
-
-/* The linker's: where our code and our data begin and end. */
-extern char __executable_start[], etext[], end[];
 
 /* From here on there is no C library: it keeps errno, and the stack's guard, in memory that is gone. */
 static inline __attribute__((always_inline)) long call(long number, long a, long b, long c, long d) {
@@ -83,33 +77,11 @@ _Noreturn static void ordinary_loop(void) {
     }
 }
 
-/* ps reads a process' name where its first stack was; best effort, it is for the eye. */
-static void title_move(void) {
-    const unsigned long code = (unsigned long)__executable_start, data = (unsigned long)end, at = (unsigned long)page;
-    struct prctl_mm_map map = {.start_code = code,
-                               .end_code = (unsigned long)etext,
-                               .start_data = at,
-                               .end_data = data,
-                               .start_brk = data,
-                               .brk = data,
-                               .start_stack = at,
-                               .arg_start = at,
-                               .arg_end = at + strlen(page) + 1,
-                               .env_start = at,
-                               .env_end = at,
-                               .exe_fd = (unsigned)-1};
-    prctl(PR_SET_MM, PR_SET_MM_MAP, &map, sizeof map, 0);
-}
-
 _Noreturn void init_loop(void) {
     if (!rseq_leave())
         ordinary_loop();
     memcpy(page, "init", 5);
-    title_move();
-#if defined(__x86_64__)
-    __asm__ volatile("mov %0, %%rsp\n\txor %%ebp, %%ebp\n\tcall *%1" : : "a"(page + sizeof page), "c"(bare_loop) : "memory");
-#else
-    __asm__ volatile("mov sp, %0\n\tmov x29, xzr\n\tblr %1" : : "r"(page + sizeof page), "r"(bare_loop) : "memory");
-#endif
-    __builtin_unreachable();
+    /* Best effort, it is for the eye. */
+    place_tell(&(struct place){page, page, (uint64_t)(uintptr_t)end, (uint64_t)(uintptr_t)end, page});
+    stack_change(page + sizeof page, bare_loop);
 }

@@ -5,17 +5,15 @@
  */
 #define _GNU_SOURCE
 #include "aether.h"
+#include "place.h"
 
 #include <fcntl.h>
-#include <linux/prctl.h>
 #include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
-#include <sys/prctl.h>
 #include <unistd.h>
 
-#define PAGE        4096UL
 #define STACK_BYTES (512 * 1024UL) /* the deepest is a listing of a tree of MAX_DEPTH, 280 KB */
 #define HOLE        65536UL        /* a whole page where pages are largest */
 
@@ -25,7 +23,6 @@
 #define ADDRESSES_END ((1UL << 47) - PAGE)
 #endif
 
-extern char __executable_start[], etext[], end[];
 extern char *program_invocation_name, *program_invocation_short_name;
 
 /* It begins with a hole: what goes too deep dies of it rather than writing over our data. */
@@ -51,24 +48,6 @@ static uint64_t heap_start(const struct host *h) {
     return at ? strtoull(at, NULL, 10) : 0;
 }
 
-/* ps reads a process' command line where the kernel was told that it is. */
-static int title_move(const struct host *h) {
-    const char *title = h->title;
-    struct prctl_mm_map map = {.start_code = (uint64_t)(uintptr_t)__executable_start,
-                               .end_code = (uint64_t)(uintptr_t)etext,
-                               .start_data = (uint64_t)(uintptr_t)stack,
-                               .end_data = (uint64_t)(uintptr_t)end,
-                               .start_brk = heap_start(h),
-                               .brk = (uint64_t)(uintptr_t)sbrk(0),
-                               .start_stack = (uint64_t)(uintptr_t)(stack + sizeof stack),
-                               .arg_start = (uint64_t)(uintptr_t)title,
-                               .arg_end = (uint64_t)(uintptr_t)title + strlen(title) + 1,
-                               .env_start = (uint64_t)(uintptr_t)title,
-                               .env_end = (uint64_t)(uintptr_t)title,
-                               .exe_fd = (unsigned)-1};
-    return !map.start_brk ? -1 : prctl(PR_SET_MM, PR_SET_MM_MAP, &map, sizeof map, 0);
-}
-
 /* On the new stack: nothing above the heap is in use any more. Where the kernel keeps some of it, as where it is sealed, it only costs. */
 __attribute__((noreturn, noinline, used)) static void settled(void) {
     const unsigned long above = ((unsigned long)sbrk(0) + HOLE - 1) & ~(HOLE - 1);
@@ -84,16 +63,12 @@ _Noreturn void lean_run(struct host *h, int (*run)(struct host *)) {
     if ((char *)sbrk(0) < end)
         _exit(run(h) < 0);
     free(malloc(1)); /* the C library asks for the time as it sets its heap up, and later on there is no vdso that it could ask */
-    if (title_move(h) < 0)
+    const struct place place = {stack, stack + sizeof stack, heap_start(h), (uint64_t)(uintptr_t)sbrk(0), h->title};
+    if (!place.heap || place_tell(&place) < 0)
         _exit(run(h) < 0);
     h->argv_at = h->title;
     h->argv_len = strlen(h->title) + 1;
     environ = no_environment;
     program_invocation_name = program_invocation_short_name = h->title;
-#if defined(__x86_64__)
-    __asm__ volatile("mov %0, %%rsp\n\txor %%ebp, %%ebp\n\tcall *%1" : : "a"(stack + sizeof stack), "c"(settled) : "memory");
-#else
-    __asm__ volatile("mov sp, %0\n\tmov x29, xzr\n\tblr %1" : : "r"(stack + sizeof stack), "r"(settled) : "memory");
-#endif
-    __builtin_unreachable();
+    stack_change(stack + sizeof stack, settled);
 }

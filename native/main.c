@@ -2,6 +2,7 @@
 #define _GNU_SOURCE
 #include "aether.h"
 #include "blobcache.h"
+#include "place.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -220,7 +221,7 @@ static int start(struct host *h) {
 
 int main(int argc, char **argv) {
     /* With aether's own, which comes next in memory, on one page; not among the initialised, where ps could not read its title. */
-    static struct host host __attribute__((aligned(4096)));
+    static struct host host __attribute__((aligned(PAGE)));
     if (argc == 2 && strcmp(argv[1], "--version") == 0)
         return puts("dsec-native " DSEC_VERSION) < 0;
     if (argc > 1 && strcmp(argv[1], "blobcache") == 0)

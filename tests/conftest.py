@@ -281,6 +281,17 @@ def module_state_run() -> Iterator[StateRun]:
     yield from _make_instance()
 
 
+@pytest.fixture
+def linked_tree(tmp_path: Path) -> Path:
+    """A folder in which `c`, `d` and `sub/f` are one file, which holds `data`."""
+    source = tmp_path / "source"
+    (source / "sub").mkdir(parents=True)
+    (source / "c").write_bytes(b"data")
+    (source / "d").hardlink_to(source / "c")
+    (source / "sub/f").hardlink_to(source / "c")
+    return source
+
+
 @pytest.fixture(scope="session")
 def tiny_rootfs() -> Path:
     """A root folder of 2 MB with a static busybox: sh and its tools, /etc/passwd with root and a user `guest` (1000), /tmp. No bash.

@@ -252,13 +252,8 @@ async def test_an_archive_cannot_leave_its_folder(served, sandbox, root):
     assert list(root.iterdir()) == []
 
 
-async def test_every_name_of_a_file_with_several_arrives(sandbox, root, tmp_path):
-    source = tmp_path / "source"
-    (source / "sub").mkdir(parents=True)
-    (source / "c").write_bytes(b"data")
-    (source / "d").hardlink_to(source / "c")
-    (source / "sub/f").hardlink_to(source / "c")
-    await sandbox.files.upload_tree(source, "/hl")
+async def test_every_name_of_a_file_with_several_arrives(sandbox, root, linked_tree, tmp_path):
+    await sandbox.files.upload_tree(linked_tree, "/hl")
     assert [(root / "hl" / name).read_bytes() for name in ("c", "d", "sub/f")] == [b"data"] * 3
     await sandbox.files.download_tree("/hl", tmp_path / "back")
     assert (tmp_path / "back/sub/f").read_bytes() == b"data"

@@ -9,12 +9,15 @@ import itertools
 import os
 import shutil
 import subprocess
+import sys
 import tempfile
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
+
+sys.path.insert(0, str(Path(__file__).parent))
 
 from dsec.backends.container.backend import ContainerBackend
 from dsec.backends.container.channel import ContainerChannel

@@ -4,6 +4,7 @@ import os
 from pathlib import Path
 
 import pytest
+from container_processes import init_of, status
 
 pytestmark = pytest.mark.root
 CPUSET = Path("/sys/fs/cgroup/cpuset")
@@ -13,18 +14,8 @@ def parent_of(pid: int) -> int:
     return int(Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[1])
 
 
-def init_of(box) -> int:
-    (init,) = (box.group() / "cgroup.procs").read_text().split()
-    return int(init)
-
-
 def aether_of(box) -> int:
     return parent_of(init_of(box))
-
-
-def status(pid: int, field: str) -> int:
-    lines = dict(line.split(":", 1) for line in Path(f"/proc/{pid}/status").read_text().splitlines() if ":" in line)
-    return int(lines[field].split()[0])
 
 
 def own_kb(pid: int) -> int:

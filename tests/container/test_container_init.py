@@ -3,18 +3,9 @@
 from pathlib import Path
 
 import pytest
+from container_processes import init_of, status
 
 pytestmark = pytest.mark.root
-
-
-def init_of(box) -> int:
-    (pid,) = (box.group() / "cgroup.procs").read_text().split()
-    return int(pid)
-
-
-def status(pid: int, field: str) -> int:
-    lines = dict(line.split(":", 1) for line in Path(f"/proc/{pid}/status").read_text().splitlines() if ":" in line)
-    return int(lines[field].split()[0])
 
 
 async def test_it_keeps_one_page_of_its_own_and_few_tables(boxes, until):

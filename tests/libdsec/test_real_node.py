@@ -217,15 +217,10 @@ async def test_trees_keep_links_modes_and_times(sandbox, tmp_path):
     assert os.readlink(back / "root") == "/"
 
 
-async def test_hard_links_of_trees_arrive_as_files(node, sandbox, tmp_path):
-    source = tmp_path / "source"
-    (source / "sub").mkdir(parents=True)
-    (source / "c").write_bytes(b"data")
-    (source / "d").hardlink_to(source / "c")
-    (source / "sub/f").hardlink_to(source / "c")
-    await sandbox.files.upload_tree(source, "/work/hl")
+async def test_hard_links_of_trees_arrive_as_files(node, sandbox, linked_tree):
+    await sandbox.files.upload_tree(linked_tree, "/work/hl")
     assert (await sandbox.run_shell("cd /work/hl; cat c d sub/f")).stdout == b"data" * 3
-    packed = await asyncio.to_thread(subprocess.run, ["tar", "-C", source, "-c", "c", "d", "sub"], capture_output=True, check=True)
+    packed = await asyncio.to_thread(subprocess.run, ["tar", "-C", linked_tree, "-c", "c", "d", "sub"], capture_output=True, check=True)
     async with aiohttp.ClientSession("http://dsec", connector=aiohttp.UnixConnector(node.url.removeprefix("unix://"))) as session:
         url = f"/v1/sandboxes/{sandbox.sandbox_id}/files/tree?path=/work/gnu"
         async with session.put(url, data=packed.stdout) as answer:

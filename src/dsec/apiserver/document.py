@@ -25,7 +25,7 @@ from dsec.apiserver.wire import JSON, MESSAGEPACK
 from libdsec import errors
 from libdsec.errors import CommandFailed, DSecError
 
-__all__ = ["DESCRIPTION", "BytesIn", "Document", "Proxied", "TarIn", "bytes_out", "document_of"]
+__all__ = ["DESCRIPTION", "OCTETS", "TAR", "BytesIn", "Document", "Proxied", "TarIn", "bytes_out", "document_of"]
 
 DESCRIPTION: Final = f"""\
 Bodies are JSON (bytes in base64) or, by Content-Type and Accept, MessagePack ({MESSAGEPACK}, bytes as they are). Files and tar streams are
@@ -38,8 +38,8 @@ WebSocket routes. Messages are binary. A route that ends in good order closes wi
 error and `code: message` as the reason; without a valid token the handshake is refused.
 """
 
-_OCTETS: Final = "application/octet-stream"
-_TAR: Final = "application/x-tar"
+OCTETS: Final = "application/octet-stream"
+TAR: Final = "application/x-tar"
 _ANY: Final = "*/*"
 _BYTES: Final = Schema(type=OpenAPIType.STRING, format=OpenAPIFormat.BINARY)
 _TOKEN: Final = "token"
@@ -62,7 +62,7 @@ class BytesIn(Operation):
     """Of a route whose body is streamed: Litestar knows bodies only as a handler's `data`."""
 
     def __post_init__(self) -> None:
-        self.request_body = _bytes_in(_OCTETS, required=True)
+        self.request_body = _bytes_in(OCTETS, required=True)
 
 
 @dataclass
@@ -70,7 +70,7 @@ class TarIn(Operation):
     """Of a route whose body is a tar stream."""
 
     def __post_init__(self) -> None:
-        self.request_body = _bytes_in(_TAR, required=True)
+        self.request_body = _bytes_in(TAR, required=True)
 
 
 @dataclass
@@ -184,4 +184,4 @@ def _complete(path: str, method: str, operation: dict[str, Any]) -> None:
 def _contents(content: dict[str, Any]) -> dict[str, Any]:
     if JSON in content:
         return _both(content[JSON]["schema"])
-    return {kind: {"schema": _BYTES.to_schema()} if kind in (_OCTETS, _TAR) else one for kind, one in content.items()}
+    return {kind: {"schema": _BYTES.to_schema()} if kind in (OCTETS, TAR) else one for kind, one in content.items()}

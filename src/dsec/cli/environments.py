@@ -234,7 +234,7 @@ def _show(
         ("kind", info.kind),
         ("digest", info.digest),
         ("source", info.source or "-"),
-        ("made", f"{duration(time.time() - info.created_at)} ago" if info.created_at else "-"),
+        ("made", _ago(info.created_at)),
         ("metadata", amount(info.metadata_bytes)),
         ("data", f"{amount(info.data_bytes)} in {info.packs} packs, {amount(info.stored_bytes)} of it new in the store"),
         ("files", f"{info.files}, {amount(info.logical_bytes)} together"),
@@ -248,6 +248,10 @@ def _show(
         *((f"from: {key}", value) for key, value in info.provenance.items() if key != "diff_ids"),
     ):
         tell(f"{label:<12} {value}")
+
+
+def _ago(moment: float | None) -> str:
+    return f"{duration(time.time() - moment)} ago" if moment else "-"
 
 
 def _meanings(environments: EnvironmentStore, name: str) -> list[dict[str, Any]]:
@@ -276,12 +280,11 @@ def _history(
     if as_json:
         print_json(rows)
         return
-    now = time.time()
     print_table(
         ("SINCE", "DIGEST", "FROM", "COMMAND"),
         (
             (
-                f"{duration(now - row['since'])} ago" if row["since"] else "-",
+                _ago(row["since"]),
                 row["digest"],
                 row["source"] if row["kept"] else "(removed)",
                 row["provenance"].get("command", "-"),

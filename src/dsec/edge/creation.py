@@ -26,7 +26,7 @@ from dsec.edge.sandbox import Sandbox
 from dsec.edge.snapshots import drop_snapshot, take_snapshot
 from dsec.trajectory.rows import KeyRow
 from libdsec.errors import Conflict, DSecError, InvalidArgument, Overloaded, SandboxFailed, Unsupported
-from libdsec.schema import BatchResult, CreateRequest, ErrorBody, FailureCause, ForkRequest, SandboxInfo
+from libdsec.schema import BackendName, BatchResult, ContainerRunArgs, CreateRequest, ErrorBody, FailureCause, ForkRequest, SandboxInfo
 
 if TYPE_CHECKING:
     from dsec.environments import ResolvedEnvironment
@@ -97,8 +97,7 @@ class Creation:
         core = self._core
         if core.draining:
             raise Overloaded("this node is shutting down", cause="draining")
-        args = fitted(request.args, self._memory_mb, self._cpu_count)
-        check_create(msgspec.structs.replace(request, args=args), self._memory_mb, self._cpu_count)
+        args = self._checked(request.args, request.backend, request.count)
         backend = core.backends.get(request.backend)
         if backend is None:
             raise Unsupported(f"this node has no backend {request.backend}, it has {', '.join(core.backends)}", field="backend")
@@ -126,8 +125,7 @@ class Creation:
             raise Overloaded("this node is shutting down", cause="draining")
         parent = core.living(sandbox_id)
         plan = fork_plan(parent.spec, request)
-        plan = msgspec.structs.replace(plan, args=fitted(plan.args, self._memory_mb, self._cpu_count))
-        check_create(CreateRequest(args=plan.args, backend=plan.backend, count=request.count), self._memory_mb, self._cpu_count)
+        plan = msgspec.structs.replace(plan, args=self._checked(plan.args, plan.backend, request.count))
         if not parent.backend.capabilities().fork:
             raise Unsupported(f"the backend {plan.backend} cannot fork on this host", field="backend")
         parent.backend.validate(plan.args)
@@ -142,6 +140,12 @@ class Creation:
             core.spawn(drop_snapshot(core, parent, plan.snapshot))
         result.stopped_ms = round(stopped_ms, 3)
         return result
+
+    def _checked(self, args: ContainerRunArgs, backend: BackendName, count: int) -> ContainerRunArgs:
+        """The args as they hold here, or the error that refuses them."""
+        args = fitted(args, self._memory_mb, self._cpu_count)
+        check_create(CreateRequest(args=args, backend=backend, count=count), self._memory_mb, self._cpu_count)
+        return args
 
     async def _make(self, plan: SandboxSpec, count: int, backend: Backend, key: str | None, wanted: bytes) -> BatchResult:
         core = self._core

@@ -8,6 +8,7 @@ from collections.abc import Callable
 
 from dsec.trajectory import rows
 from dsec.trajectory.rows import KeyRow, OpRow, PackRow, SandboxRow, SessionRow
+from dsec.trajectory.transaction import transaction
 
 __all__ = ["ROW_BYTES", "Batch"]
 
@@ -60,8 +61,7 @@ class Batch:
 
     def write(self, db: sqlite3.Connection) -> None:
         """One transaction; on an error it is rolled back and the error raised."""
-        db.execute("BEGIN IMMEDIATE")
-        try:
+        with transaction(db):
             if self.deleted_ops:
                 db.executemany(rows.DELETE_OP, list(self.deleted_ops))
             if self.new_sandboxes:
@@ -80,11 +80,6 @@ class Batch:
                 db.executemany(rows.DELETE_PACK, [(op_id,) for op_id in self.deleted_packs])
             if self.packs:
                 db.executemany(rows.PUT_PACK, list(self.packs.values()))
-            db.execute("COMMIT")
-        except BaseException:
-            if db.in_transaction:
-                db.execute("ROLLBACK")
-            raise
 
     def put_back_under(self, newer: Batch) -> None:
         """Give what could not be written to `newer`, whose versions win. New sandboxes and keys stay out: their creators were told."""

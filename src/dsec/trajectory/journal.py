@@ -20,6 +20,7 @@ from typing import TypeVar
 from dsec.trajectory import rows
 from dsec.trajectory.batch import ROW_BYTES, Batch
 from dsec.trajectory.rows import KeyRow, OpRow, PackRow, SandboxRow, SessionRow
+from dsec.trajectory.transaction import transaction
 from libdsec.errors import Overloaded
 
 __all__ = ["Journal"]
@@ -55,15 +56,9 @@ def _migrated(db: sqlite3.Connection) -> str:
         (found,) = db.execute("SELECT value FROM meta WHERE name='schema'").fetchone()
         if found not in rows.MIGRATIONS:
             return str(found)
-        db.execute("BEGIN IMMEDIATE")
-        try:
+        with transaction(db):
             for step in rows.MIGRATIONS[found]:
                 db.execute(step)
-            db.execute("COMMIT")
-        except BaseException:
-            if db.in_transaction:
-                db.execute("ROLLBACK")
-            raise
 
 
 class Journal:

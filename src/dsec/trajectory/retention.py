@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import sqlite3
 
+from dsec.trajectory.transaction import transaction
+
 __all__ = ["prune"]
 
 CHUNK = 20
@@ -30,16 +32,10 @@ def prune(db: sqlite3.Connection, before: float, limit_bytes: int) -> bool:
 
 def _drop_sandboxes(db: sqlite3.Connection, doomed: list[str]) -> None:
     ids = [(sandbox_id,) for sandbox_id in doomed]
-    db.execute("BEGIN IMMEDIATE")
-    try:
+    with transaction(db):
         db.executemany("DELETE FROM ops WHERE sandbox_id=?", ids)
         db.executemany("DELETE FROM sessions WHERE sandbox_id=?", ids)
         db.executemany("DELETE FROM sandboxes WHERE sandbox_id=?", ids)
-        db.execute("COMMIT")
-    except BaseException:
-        if db.in_transaction:
-            db.execute("ROLLBACK")
-        raise
 
 
 def _drop_output(db: sqlite3.Connection) -> bool:

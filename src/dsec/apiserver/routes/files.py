@@ -13,7 +13,7 @@ from litestar import delete, get, post, put, websocket
 from litestar.params import FromPath, FromQuery, HeaderParameter
 
 from dsec.apiserver.channels import Gone, WireSocket, accept, close_with, receive, run_until_first, send
-from dsec.apiserver.document import BytesIn, bytes_out
+from dsec.apiserver.document import OCTETS, BytesIn, bytes_out
 from dsec.apiserver.filedata import read_pieces, write_pieces
 from dsec.apiserver.paths import GuestPath, GuestUser, Mode, Owner, conversation, parse_mode, parse_mtime, parse_owner, raw_query, sendable
 from dsec.apiserver.ranges import parse_range
@@ -26,12 +26,11 @@ from libdsec.schema import FileStat
 __all__ = ["ROUTES"]
 
 _AT = "/v1/sandboxes/{sandbox_id:str}/files"
-_OCTETS = "application/octet-stream"
 LIST_MOST = 1_000_000
 Flag = FromQuery[bool]
 
 
-@get(_AT, tags=["files"], responses={200: bytes_out(_OCTETS, "The whole file"), 206: bytes_out(_OCTETS, "The range of it asked for")})
+@get(_AT, tags=["files"], responses={200: bytes_out(OCTETS, "The whole file"), 206: bytes_out(OCTETS, "The range of it asked for")})
 async def read_file(
     request: WireRequest,
     sandbox_id: FromPath[str],

@@ -13,7 +13,7 @@ from typing import IO, Any, TypeVar, cast
 from litestar import get, put
 from litestar.params import FromPath
 
-from dsec.apiserver.document import TarIn, bytes_out
+from dsec.apiserver.document import TAR, TarIn, bytes_out
 from dsec.apiserver.filedata import read_pieces, write_all, write_failure
 from dsec.apiserver.paths import GuestPath, GuestUser, conversation, raw_query
 from dsec.apiserver.state import edge_of
@@ -36,12 +36,12 @@ LINKABLE_MOST = 1 << 20
 _TYPES = {"file": tarfile.REGTYPE, "directory": tarfile.DIRTYPE, "symlink": tarfile.SYMTYPE}
 
 
-@get(_AT, tags=["files"], responses={200: bytes_out("application/x-tar", "The tar stream")})
+@get(_AT, tags=["files"], responses={200: bytes_out(TAR, "The tar stream")})
 async def read_tree(request: WireRequest, sandbox_id: FromPath[str], path: GuestPath, user: GuestUser = None) -> StreamAnswer:
     """A tar stream of all below a directory, names relative to it. Devices, pipes and sockets are left out."""
     path = raw_query(request, "path", path)
     talk = await edge_of(request).files(sandbox_id, user or "")
-    return StreamAnswer(200, _tar(talk, path), length=None, headers=[], media_type=b"application/x-tar")
+    return StreamAnswer(200, _tar(talk, path), length=None, headers=[], media_type=TAR.encode())
 
 
 async def _tar(talk: FilesConversation, root: str) -> AsyncGenerator[bytes, None]:
